@@ -15,6 +15,7 @@ from raydebug.gateway.channel import ControlChannel
 from raydebug.gateway.control import Control
 from raydebug.gateway.gateway_client import describe_break_states, fetch_breaks, remove_break, set_breaks
 from raydebug.gateway.numbers import Numbers
+from raydebug.protocol.questions import SPANS
 
 LIB = """\
 import functools
@@ -252,6 +253,28 @@ async def test_known_breakpoints_are_taken_once():
         known = {"breaks": [{"id": f"x{number}", "where": "a.py:1"}], "by_id": number == 0}
         control._take(channel, {"event": "known", "body": known})
     assert ([*channel.reports], channel.is_earlier) == (["x0"], False)
+
+
+async def test_spans_of_a_process_that_answers_late():
+    """Late spans are given to who asks next; beyond the limit the oldest are counted for the recorder of their job."""
+    control, channel = Control(), ControlChannel({"pid": 4, "job": "j"}, Wire())
+    control.channels.add(channel)
+    (silent,) = await control.ask(SPANS, {}, {"job": "j"}, 0.01)
+    assert silent["state"] == "silent"
+    spans = [{"name": f"s{number}", "began_ns": 1, "ended_ns": 2} for number in range(1000)]
+    control._take(channel, {"request_seq": 1, "body": {"spans": spans, "lost": 3}})
+    control.channels.clear()
+    (late,) = await control.ask(SPANS, {}, {"job": "j"}, 0.01)
+    assert (len(late["answer"]["spans"]), late["answer"]["lost"]) == (1000, 3)
+    other = ControlChannel({"pid": 5, "job": "k"}, Wire())
+    control._take(channel, {"event": "lastSpans", "body": {"spans": spans, "lost": 3}})
+    for _ in range(20):
+        control._take(other, {"event": "lastSpans", "body": {"spans": spans}})
+    found = await control.ask(SPANS, {}, {"job": "j"}, 0.01)
+    assert [one["answer"] for one in found] == [{"lost": 1003}]
+    found = await control.ask(SPANS, {}, {"job": "k"}, 0.01)
+    assert sum(len(one["answer"].get("spans", ())) + one["answer"].get("lost", 0) for one in found) == 20_000
+    assert await control.ask(SPANS, {}, {}, 0.01) == []
 
 
 @pytest.mark.timeout(60)

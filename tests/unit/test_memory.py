@@ -10,6 +10,8 @@ import pickle
 import re
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +33,7 @@ from raydebug.report.gpu_memory import gpu_memory_page
 from raydebug.snapshot.console import SavedDebugger
 from raydebug.snapshot.gpu_memory import gpu_memory_lines, read_gpu_snapshot
 from raydebug.snapshot.load import read_document
-from raydebug.worker import allocations, gpu_history, memory_in_use, process_memory, snapshot, spans
+from raydebug.worker import allocations, census, gpu_history, memory_in_use, process_memory, snapshot, spans
 
 GIB = 2**30
 LONG = os.environ.get("RAYDEBUG_TEST_LONG") == "1"
@@ -83,12 +85,30 @@ def test_hostile_classes_and_a_frozen_heap(freeze: str, tmp_path: Path) -> None:
 
 def test_a_census_is_cut_by_time() -> None:
     """A process with too many objects answers in time with what it has seen, and says that it is not all."""
-    from raydebug.worker.census import take
-
     many = [[number] for number in range(200_000)]
-    found = take(limit_s=0.0)
+    found = census.take(limit_s=0.0)
     assert found["cut"]
-    assert found["objects"] < len(many)
+    assert sum(row["count"] for row in found["holders"]) < len(many)
+
+
+def test_a_census_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A walk ends at a number of objects, also within one list; of very many names only the beginnings count."""
+    tree: dict[str, Any] = {}
+    for number in range(2_000):
+        tree.setdefault(f"{number % 10}", {}).setdefault(f"{number // 10 % 10}", {}).setdefault(f"{number // 100}", {})
+    monkeypatch.setattr(census, "MAX_ROWS", 20)
+    walk = census._Walk(time.monotonic() + 100)
+    walk._push(tree, "job.py tree")
+    walk._drain()
+    assert len(walk.rows) < 40
+    assert walk.rows["job.py tree['9']", "objects"]["count"] > 100
+    many = [[number] for number in range(3 * census.MANY)]
+    monkeypatch.setattr(census, "MAX_SEEN", 1000)
+    walk = census._Walk(time.monotonic() + 100)
+    walk._push(many, "job.py many")
+    with pytest.raises(census._TimeIsOver):
+        walk._drain()
+    assert (walk.is_cut, len(walk._seen) < 2 * census.MANY) == (True, True)
 
 
 @pytest.mark.timeout(1500 if LONG else 240)
@@ -179,9 +199,34 @@ def test_memory_that_no_object_holds() -> None:
     """A process that grows, of which no object does, is named as such."""
     looks = [look(at, at) for at in range(3)]
     for at, one in enumerate(looks):
-        one.processes[0]["answer"] = {"pss": at * 20 * 2**20}
+        one.processes[0]["answer"] = {"pss": (at + 1) * 20 * 2**20}
     (found,) = find_growth(looks)
     assert found.text() == "RewardLoopWorker, +20 MiB a step, which no object of Python holds"
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["silent", "not there"])
+def test_a_process_without_an_answer_at_first(is_there: bool) -> None:  # noqa: FBT001
+    """A process that was silent at the first look, or came after it, has not grown; nor have children that were."""
+    first, last = look(0, 0), look(1, 1)
+    (process,) = last.processes
+    process["answer"] = {"pss": 900 * 2**20, "parent": 7}
+    child: Any = {**process, "instance": "c", "process": {**process["process"], "pid": 8}}
+    first = replace(first, processes=[{**one, "answer": None} for one in (process, child)] if is_there else [child])
+    process["answer"] = {"pss": 900 * 2**20}
+    assert find_growth([first, replace(last, processes=[process, child])]) == []
+
+
+@pytest.mark.parametrize("where", ["processes", "others"])
+def test_children_of_the_process_that_is_asked(where: str) -> None:
+    """Child processes are counted, also where `--pid` asks for their parent alone."""
+    looks = []
+    for at in range(3):
+        one = look(at, at)
+        child = {**one.processes[0], "answer": {"parent": 7, "forked": "train.py:3 f"}}
+        children = [{**child, "instance": f"c{n}", "process": {**child["process"], "pid": 10 + n}} for n in range(at)]
+        looks.append(replace(one, **{where: [*getattr(one, where), *children]}))  # type: ignore[arg-type]
+    (found,) = find_growth(looks)
+    assert found.text() == "RewardLoopWorker, +1 child processes a step, forked at train.py:3 f"
 
 
 # One process
@@ -236,7 +281,7 @@ class FakeNvml:
 def test_gpus_by_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's bytes by process, torch's and vLLM's, without what sleeps, are joined; the rest is its own row."""
     monkeypatch.setattr(memory_in_use, "_nvml", FakeNvml)
-    numbers = {"allocated_bytes.all.current": 9 * GIB, "reserved_bytes.all.current": 12 * GIB}
+    numbers = {"reserved_bytes.all.current": 12 * GIB}
     cuda = SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 1, memory_stats=lambda _: numbers,
                            get_device_properties=lambda _: SimpleNamespace(uuid="1"))  # fmt: skip
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
@@ -245,14 +290,14 @@ def test_gpus_by_process(monkeypatch: pytest.MonkeyPatch) -> None:
     allocator = SimpleNamespace(instance=SimpleNamespace(pointer_to_data=dict(enumerate(data))))
     monkeypatch.setitem(sys.modules, "vllm.device_allocator.cumem", SimpleNamespace(CuMemAllocator=allocator))
     found = process_memory.read_memory()["gpus"]
-    assert found[0] == {"gpu": "GPU-1", "used": 50 * GIB, "total": 80 * GIB, "own": 45 * GIB, "allocated": 9 * GIB,
+    assert found[0] == {"gpu": "GPU-1", "used": 50 * GIB, "total": 80 * GIB, "own": 45 * GIB,
                         "reserved": 12 * GIB, "pool": 28 * GIB, "asleep": 8 * GIB}  # fmt: skip
     shown = look(0, 1)
     shown.processes[0]["answer"] = {"rss": GIB, "gpus": found}
     document = screen.document(shown, {}, [])
     first, second = (screen.gpu_line(one) for one in document["gpus"])
     pool = "vLLM's sleep pool 28.0 GiB (8.00 GiB of it sleeps, not on the GPU)"
-    assert first == f"  GPU-1   50.0 GiB of 80.0 GiB in use   torch 12.0 GiB   {pool}   the rest 5.00 GiB"
+    assert first == f"  GPU-1   50.0 GiB of 80.0 GiB in use   torch 12.0 GiB   {pool}   the rest 18.0 GiB"
     assert second.endswith("torch 0 MiB   vLLM's sleep pool 0 MiB   the rest 1.00 GiB")
     assert screen.process_row(document["processes"][0])[6:8] == ["12.0 GiB", "33.0 GiB"]
 
@@ -266,10 +311,69 @@ def test_change_per_step() -> None:
     assert screen.per_step(None) == {}
 
 
+def test_changes_of_workers() -> None:
+    """A worker is known by its class, below its name too; those of one class on a node share what these have."""
+    names = ["make.<locals>.WorkerDict rank 1", "pt_main of make.<locals>.WorkerDict rank 1", "AgentLoopWorker"]
+    steps = [SimpleNamespace(end_s=at) for at in (1.0, 2.0, 3.0)]
+    run: Any = SimpleNamespace(
+        steps=steps,
+        memory=[SimpleNamespace(name=name, node="n", samples=[(at, 80 * at) for at in range(4)]) for name in names],
+    )
+    answer = look(0, 1).processes[0]
+    actors = {"WorkerDict aWorkerDict_0:1": 1, "AgentLoopWorker agent_0": None, "AgentLoopWorker agent_1": None}
+    those: Any = [{**answer, "process": {**answer["process"], "ip": "n", "actor": actor, "rank": rank}}
+                  for actor, rank in actors.items()]  # fmt: skip
+    child: Any = {**those[0], "process": {**those[0]["process"], "child_of": 7}}
+    one = Look([*those[:2], child], {}, 1, 0.0, those[2:])
+    shown = screen.document(one, screen.per_step(run), [])["processes"]
+    assert [row["per_step"] for row in shown] == [80 * 2**20, 40 * 2**20, None]
+
+
+def test_a_node_whose_first_process_is_silent() -> None:
+    """The line of a node is from the first process that says it."""
+    one = look(0, 1)
+    silent: Any = {**one.processes[0], "answer": None, "state": "silent"}
+    one.processes[0]["answer"] = {"node": {"total": GIB, "available": 0, "cached": 0}}
+    document = screen.document(replace(one, processes=[silent, *one.processes]), {}, [])
+    assert screen.node_line(document["nodes"][0]).startswith("node this node   1.00 GiB of 1.00 GiB in use")
+
+
 def test_memray_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without memray says so, with its Python."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert allocations.allocations({"seconds": 1.0}) == {"state": "missing", "python": sys.executable}
+
+
+@pytest.mark.parametrize("fails", ["mkdtemp", "thread"])
+def test_a_recording_that_cannot_begin(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, or no more threads, ends this recording, not the later ones."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("it is full")
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: "memray")
+    monkeypatch.setitem(sys.modules, "memray", SimpleNamespace())
+    monkeypatch.setattr(allocations, "in_thread", fail if fails == "thread" else lambda work: work())
+    monkeypatch.setattr(allocations.tempfile, "mkdtemp", fail)
+    for _ in range(2):
+        found = allocations.allocations({"seconds": 1.0})
+        assert (found["state"], found["cause"].endswith("it is full")) == ("failed", True)
+
+
+@pytest.mark.parametrize(("pid", "found"), [("7", ["a", "b"]), (7, ["a", "b"]), ("10.0.0.5:7", ["b"])])
+def test_a_pid_that_two_nodes_have(pid: int | str, found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process id of two nodes is refused for a recording, and taken with the node."""
+    one: Any = look(0, 1).processes[0]
+    there = [{**one, "instance": name, "process": {**one["process"], "ip": ip}}
+             for name, ip in (("a", "10.0.0.4"), ("b", "10.0.0.5"))]  # fmt: skip
+    monkeypatch.setattr("raydebug.memory.look.ask_processes", lambda *_, **__: there)
+    monkeypatch.setattr("raydebug.memory.look.fetch_step", lambda *_: None)
+    here: Any = None
+    assert [one["instance"] for one in look_at(here, "j", pid=pid).processes] == found
+    if len(found) > 1:
+        with pytest.raises(RaydebugError, match="several processes have the id 7") as refused:
+            record_lines(here, "j", pid, 1.0, lambda _: None)
+        assert refused.value.fix == "name the node too: --pid 10.0.0.4:7 or 10.0.0.5:7"
 
 
 def test_a_process_asked_by_its_id(tmp_path: Path) -> None:
@@ -378,6 +482,7 @@ def test_hostile_snapshots(content: bytes, cause: str, tmp_path: Path) -> None:
         (["--line", "5"], "--line does not stand alone"),
         (["--seconds", "5"], "--seconds does not stand alone"),
         (["--growth", "2", "--snapshot", "x"], "--growth and --snapshot do not go together"),
+        (["--pid", "7", "--snapshot", "x"], "--pid and --snapshot do not go together"),
         (["--snapshot", "missing.pickle"], "this file is no snapshot of GPU memory"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import inspect
 import json
 import os
 import shutil
@@ -28,7 +29,7 @@ from raydebug.jobs.span_log import SpanLog
 from raydebug.jobs.submit import Job, job_variables
 from raydebug.protocol import records, wire
 from raydebug.protocol.spans import MOST_AT_ONCE, SpansRecord
-from raydebug.worker import last_words, span_ring, spans
+from raydebug.worker import control_channel, last_words, span_ring, spans
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +70,21 @@ def test_the_end_of_a_step_says_its_spans(monkeypatch: pytest.MonkeyPatch) -> No
         here.send(b" ")
     here.close()
     there.close()
+
+
+def test_an_answer_that_cannot_be_sent_is_lost_and_counted() -> None:
+    """Where the connection ends before an answer, its spans and those that it calls lost are in the next count."""
+    for _ in range(span_ring.MOST + 7):
+        with spans.span("s"):
+            pass
+
+    def fail(_: Any) -> None:
+        raise BrokenPipeError
+
+    channel: Any = SimpleNamespace(send=fail)
+    asked = wire.request(1, "spans", {})
+    control_channel._ControlChannel._respond(channel, asked, span_ring.said_spans({}))
+    assert said()["lost"] == MOST_AT_ONCE + 7
 
 
 def test_each_span_is_said_once() -> None:
@@ -123,12 +139,13 @@ def test_a_thousand_spans_a_second_for_a_minute() -> None:
 
 def test_names_are_cut_and_without_secrets() -> None:
     """A name has at most 200 characters, its control characters are visible, and secrets are hidden."""
-    for name in ("x" * 5000, "a\x1b[31m\n", "key sk-abcdefghijklmnopqrstuvwxyz0123456789ABCD"):
+    cut = "q" * 174 + " https://user:hunter2hunter2@host/"  # in the middle of the secret
+    for name in ("x" * 5000, "a\x1b[31m\n", "key sk-abcdefghijklmnopqrstuvwxyz0123456789ABCD", cut):
         with spans.span(name):
             pass
-    long, escaped, secret = (one["name"] for one in said()["spans"])
+    long, escaped, *secrets = (one["name"] for one in said()["spans"])
     assert (len(long), escaped) == (200, "a\\x1b[31m\\n")
-    assert "abcdefghijklmnop" not in secret
+    assert not any("abcdefghijklmnop" in one or "hunt" in one for one in secrets)
 
 
 def test_a_child_has_an_empty_ring() -> None:
@@ -219,6 +236,7 @@ def test_requests() -> None:
     exec(ENGINE, module.__dict__)
     span_ring.watch_requests(module)
     span_ring.watch_requests(module)  # a module may be seen twice
+    assert "request_id" in inspect.signature(module.AsyncLLM.generate).parameters
 
     def params(kind: str, *counts: int) -> Any:
         return SimpleNamespace(counts=counts, output_kind=SimpleNamespace(name=kind))
@@ -348,14 +366,14 @@ def test_spans_reach_the_folder_of_the_run(gateway: GatewayUnderTest, tmp_path: 
     assert about["pid"] == made.process.pid
     (clock,) = lines(folder, "clock")
     assert clock["error_ns"] > 0
-    made.make(3)
+    before, ended = len(names(folder)), 3 * MOST_AT_ONCE + 3
+    made.make(ended)
     made.end()
     deadline = time.monotonic() + 20
-    while len(names(folder)) < 2 * MOST_AT_ONCE + 8 and time.monotonic() < deadline:
+    while len(names(folder)) < before + ended and time.monotonic() < deadline:
         log.take()
-    assert names(folder)[-3:] == ["s0", "s1", "s2"]
     log.take()
-    assert len(names(folder)) == 2 * MOST_AT_ONCE + 8
+    assert names(folder)[before:] == [f"s{n}" for n in range(ended)], "all that it had as it ended"
 
 
 @pytest.mark.timeout(120)
@@ -433,12 +451,63 @@ def test_the_clock_of_another_node(gateway: GatewayUnderTest, tmp_path: Path) ->
 def test_a_clock_that_is_set(gateway: GatewayUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the gateway's clock is set while a run is recorded, later spans stay beside the earlier ones."""
     log, hour = recorder(gateway, tmp_path / "run"), 3600 * 10**9
+    monkeypatch.setattr(span_log, "time", SimpleNamespace(time_ns=lambda: 10**18 + 1010))
     said = {"spans": [{"name": "gen"}], "now_ns": 500, "sent_ns": 1000, "received_ns": 1010, "gateway_wall_ns": 10**18}
     for step in (0, hour):
         answer = [{"process": {"pid": 1}, "instance": "a", "answer": {**said, "gateway_wall_ns": 10**18 + step}}]
         monkeypatch.setattr(log, "_ask", lambda *_, answer=answer: answer)
         log._compare_clocks(["a"])
     assert [line["offset_ns"] for line in lines(tmp_path / "run", "clock")] == [10**18 + 505] * 2
+
+
+@pytest.mark.parametrize(("ahead_s", "expected_s"), [(0, 0), (20, 20), (0.001, 0)])
+def test_a_gateway_with_another_clock(
+    gateway: GatewayUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float, expected_s: float
+) -> None:
+    """Spans are in the clock of who records, as the run's pauses are; what an answer takes is no shift."""
+    log, now = recorder(gateway, tmp_path / "run"), iter(range(10**18, 2 * 10**18, 2 * 10**6))
+    monkeypatch.setattr(span_log, "time", SimpleNamespace(time_ns=lambda: next(now)))
+
+    def answer(*_: Any) -> list[dict[str, Any]]:
+        received_ns = 10**9
+        wall_ns = next(now) - 10**6 + int(ahead_s * 1e9) - received_ns  # in the middle of the question
+        said = {"now_ns": 0, "sent_ns": received_ns, "received_ns": received_ns, "gateway_wall_ns": wall_ns}
+        return [{"process": {"pid": 1}, "instance": "a", "answer": said}]
+
+    monkeypatch.setattr(log, "_ask", answer)
+    log._compare_clocks(["a"])
+    (clock,) = lines(tmp_path / "run", "clock")
+    assert abs(clock["offset_ns"] - 10**18 - (ahead_s - expected_s) * 1e9) < 10**8
+
+
+def test_a_clock_of_each_node(gateway: GatewayUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process of each node has its clock compared, also where none of them makes spans: for Ray's tasks."""
+    log, said = recorder(gateway, tmp_path / "run"), {"now_ns": 5, "sent_ns": 1, "received_ns": 9, "gateway_wall_ns": 0}
+    processes = [(f"{node}{pid}", {"pid": pid, "node_id": node}) for node in ("n", "m") for pid in (1, 2)]
+
+    def answer(_: Any, only: list[str]) -> list[dict[str, Any]]:
+        asked = [one for one in processes if not only or one[0] in only]
+        return [{"process": process, "instance": instance, "answer": said} for instance, process in asked]
+
+    monkeypatch.setattr(log, "_ask", answer)
+    log.take()
+    for kind in ("process", "clock"):
+        assert [line[kind] for line in lines(tmp_path / "run", kind)] == ["n1", "m1"]
+
+
+def test_a_full_record(
+    gateway: GatewayUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The record of spans ends with a line that says so, and Ray's tasks are recorded further."""
+    monkeypatch.setattr(span_log, "MOST_BYTES", 2**20)
+    log, folder = recorder(gateway, tmp_path / "run"), tmp_path / "run"
+    log._write("x" * 2**20)
+    log._write("more")
+    log.take()
+    log.take_tasks(SimpleNamespace(job=lambda _: {"job_id": "1"}, task_table=lambda _: ([], False)))  # type: ignore[arg-type]
+    assert (folder / SPANS).read_text() == '{"version": 1}\n{"ended": "1 MiB"}\n'
+    assert capsys.readouterr().err == "spans are recorded no further: spans.jsonl has 1 MiB\n"
+    assert (folder / TASKS).exists()
 
 
 def test_the_table_of_tasks(gateway: GatewayUnderTest, tmp_path: Path) -> None:
@@ -449,7 +518,11 @@ def test_the_table_of_tasks(gateway: GatewayUnderTest, tmp_path: Path) -> None:
             return {"job_id": "01000000"}
 
         def task_table(self, _job_id: str) -> tuple[list[dict[str, Any]], bool]:
-            return [{"task_id": "t1", "name": "work", "runtime_env_info": {"serialized": "SECRET"}}], True
+            hidden = {"runtime_env_info": {"serialized": "SECRET"}}
+            return [
+                {"task_id": "t1", "name": "work", **hidden},
+                {"name": "get https://user:SECRET@host", "func_or_class_name": "f https://user:SECRET@host"},
+            ], True
 
     log = recorder(gateway, tmp_path / "run")
     log.take_tasks(Ray())  # type: ignore[arg-type]

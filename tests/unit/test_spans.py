@@ -7,6 +7,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -54,7 +55,7 @@ STATE = """
 class RLInsightLogger:
     @classmethod
     @contextmanager
-    def trace_state(cls, state_name, *, state_lane_id=None, **labels):
+    def trace_state(cls, state_name, state_lane_id=None, **labels):
         assert cls is RLInsightLogger
         yield state_lane_id
 """
@@ -82,6 +83,8 @@ def test_states() -> None:
     with made.RLInsightLogger.trace_state("vllm_generate", state_lane_id="replica_0"):
         assert [one.name for one in spans.open_spans.values()] == ["vllm_generate"]
     assert spans.open_spans == {}
+    with made.RLInsightLogger.trace_state("vllm_generate", "replica_0") as lane:
+        assert lane == "replica_0"
 
 
 def test_spans_of_tasks() -> None:
@@ -116,6 +119,28 @@ def test_a_recorder_that_fails_harms_nothing(capsys: pytest.CaptureFixture[str])
         pass
     assert (spans.open_spans, spans.recorders) == ({}, [])
     assert "raydebug: a recorder of phases has failed" in capsys.readouterr().err
+
+
+def test_a_recorder_that_fails_in_two_threads() -> None:
+    """A recorder that fails in two threads at once is taken out by one of them, and both go on."""
+    both, ended = threading.Barrier(2), []
+
+    def fail(*_: object) -> None:
+        both.wait(60)
+        raise ZeroDivisionError
+
+    def work() -> None:
+        with spans.span("gen"):
+            pass
+        ended.append(True)
+
+    spans.recorders.append(fail)
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert (ended, spans.recorders) == ([True, True], [])
 
 
 def test_hook_in_a_job(tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ def test_picture_of_any_document() -> None:
     """A run that has failed has its first error; an empty, a hostile and a huge record have a picture too."""
     shown = picture(run_documents.failed_run())
     assert shown["stops"][0].startswith("first error: ")
-    for document in ({}, run_documents.hostile_run(), run_documents.huge_run(), run_documents.quick_run()):
+    unknown = {"findings": [{"code": "run.slow-rank"}]}
+    for document in ({}, unknown, run_documents.hostile_run(), run_documents.huge_run(), run_documents.quick_run()):
         assert max(map(len, lines_of(picture(document, "")))) <= 80
 
 
@@ -109,10 +110,23 @@ def test_change_in_the_last_minute() -> None:
     assert shown[0]["values"] == [float(value) for value in range(260, 300, 2)]
 
 
+def test_change_of_a_long_run() -> None:
+    """Of a long run there is one sample in 64 s and more: the change from the last but one is that of a minute."""
+    samples = [[64.0 * at, 500.0 * at] for at in range(500)]
+    shown = picture(running(memory=[{"process": "a", "node": "n", "samples": samples}]))["memory"]
+    assert [one["last_minute_mib"] for one in shown] == [468.75]
+
+
 def test_sparkline() -> None:
     """Values are bars between the lowest and the highest; what is no finite number is marked."""
     assert sparkline([0.0, 1.0, 2.0, math.nan, -math.inf]) == "▁▅█!!"
     assert sparkline([]) == ""
+
+
+@pytest.mark.parametrize("values", [[0.0, 1e308], [-1.7e308, 1.7e308], [-1.0, 5e-324]])
+def test_sparkline_of_large_values(values: list[float]) -> None:
+    """The largest numbers that there are have bars."""
+    assert sparkline(values) == "▁█"
 
 
 # The verb

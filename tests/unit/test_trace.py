@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import time
+import urllib.request
+import webbrowser
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -155,10 +157,13 @@ def test_why_without_spans(tmp_path: Path) -> None:
         return {"step": number, "end_s": 10.0 * number, "seconds": gen_s + 1, "metrics": metrics}
 
     steps = [step(number, 8.0 if number == 4 else 2.0) for number in range(1, 8)]
-    found = read(run_folder(tmp_path / "r", [], {"steps": steps}))
-    assert (
-        explain(found, 4).text == "step 4 took 9.0 s, 6.0 s more than usual: generate took 8.0 s, 6.0 s more than usual"
-    )
+    steps[3]["metrics"]["timing_s/agent_loop/slowest/response_length"] = 4096.0  # no time
+    text = "step 4 took 9.0 s, 6.0 s more than usual: generate took 8.0 s, 6.0 s more than usual"
+    assert explain(read(run_folder(tmp_path / "r", [], {"steps": steps})), 4).text == text
+    ended = [*process("t", *(span("step", n, n + 3, of=str(n)) for n in (1, 2))), {"ended": "200 MiB"}]
+    found = read(run_folder(tmp_path / "ended", ended, {"steps": steps}))
+    assert explain(found, 4).text == text, "of a record of spans that has ended before"
+    assert "the record of spans ends before the run: spans.jsonl has its most, 200 MiB" in found.notes
 
 
 def test_why_a_step_paused(recorded: Path) -> None:
@@ -190,6 +195,59 @@ def test_clocks_of_nodes(tmp_path: Path) -> None:
     assert [(one.spans[0].start, one.spans[0].end) for one in found.processes] == [(1059, 1061), (1001, 1002)]
 
 
+STEPS_S = (10, 10, 10, 15, 10, 10, 10)
+HEAD = ["task_id", "name", "worker_pid", "start_time_ms", "end_time_ms", "node_id", "func_or_class_name"]
+
+
+@pytest.mark.parametrize("has_clock", [True, False])
+def test_tasks_of_a_node_whose_clock_is_ahead(tmp_path: Path, has_clock: bool) -> None:
+    """Ray's tasks are drawn in the run's clock; a node whose clock nobody has compared is not blamed for it."""
+    spans, tasks, at = [], [], 0.0
+    for step, took_s in enumerate(STEPS_S, 1):
+        spans += [span("step", at, at + took_s, of=str(step)), span("update_actor", at + 1, at + took_s)]
+        for pid, ahead_s in ((2, 0), (3, 4)):
+            times = (1000 + at + 1 + ahead_s) * 1e3, (1000 + at + took_s + ahead_s) * 1e3
+            tasks.append([f"t{step}{pid}", "W.update_actor", pid, *times, f"n{pid}", "W.update_actor"])
+        at += took_s
+    lines = process("d", *spans, node_id="n2")
+    lines += process("w", span("load", 0, 1), pid=3, node_id="n3", wall_ns=4 * 10**9)
+    folder = run_folder(tmp_path / "r", [line for line in lines if has_clock or line.get("clock") != "w"])
+    (folder / "tasks.json").write_text(json.dumps({"version": 1, "cut": False, "columns": HEAD, "rows": tasks}))
+    found = read(folder)
+    usual = "step 4 took 15 s, 5.0 s more than usual: update_actor took 14 s, 5.0 s more than usual"
+    assert explain(found, 4).text == usual
+    assert len({one.tasks[0].start for one in found.processes if one.tasks}) == (1 if has_clock else 2)
+
+
+def test_ranks_of_several_nodes(tmp_path: Path) -> None:
+    """verl numbers its ranks over all nodes, and names an actor by its number in the node."""
+    names = ["aWorkerDict_0:0", "aWorkerDict_0:1", "aWorkerDict_1:0", "aWorkerDict_1:1", "bWorkerDict_1:0"]
+    rows = [["t", name, pid, 1e6, 1e6 + 5, "n", "WorkerDict.__init__"] for pid, name in enumerate(names, 10)]
+    folder = run_folder(tmp_path / "r", [])
+    (folder / "tasks.json").write_text(json.dumps({"version": 1, "cut": True, "columns": HEAD, "rows": rows}))
+    titles = [group.title.partition("WorkerDict ")[2] for group in groups_of(read(folder))]
+    assert titles == [*(f"rank {rank} (pid {10 + rank})" for rank in range(4)), "(pid 14)"]
+
+
+def test_many_steps(tmp_path: Path) -> None:
+    """The time to find where steps lost time grows as their number does."""
+    rows = [span(name, n, n + 0.9, of=str(n)) for n in range(20_000) for name in ("step", "gen")]
+    lines = [line for at in range(0, len(rows), 1000) for line in process("a", *rows[at : at + 1000])]
+    found = read(run_folder(tmp_path / "r", lines))
+    began = time.process_time()
+    assert slowest(found) is None
+    assert time.process_time() - began < 10  # 20,000 times 20,000 spans take minutes
+
+
+def test_a_run_that_does_not_say_when_it_began(tmp_path: Path) -> None:
+    """Its spans are not called malformed; a process whose description is lost is drawn without its id."""
+    lines = process("a", span("gen", 1, 2))[1:]
+    found = read(run_folder(tmp_path / "r", lines, {"started": None}))
+    assert found.notes[0].startswith("run.json does not say when the run began")
+    assert not any("malformed" in note for note in found.notes)
+    assert [group.title for group in groups_of(read(run_folder(tmp_path / "r", lines)))] == ["01 process (pid ?)"]
+
+
 def test_a_run_that_was_cut_off(tmp_path: Path) -> None:
     """A line that was cut off, and records that are malformed, are left out and counted; the rest is drawn."""
     good = process("a", span("gen", 1, 2), span("gen", 3, 4))
@@ -203,7 +261,7 @@ def test_a_run_that_was_cut_off(tmp_path: Path) -> None:
     assert found.notes == [
         "2 lines of spans.jsonl cannot be read: the recorder was cut off",
         "7 records of spans.jsonl are malformed and left out",
-        "12 spans were lost: a process made more than its ring holds between two questions",
+        "12 spans were lost: a process made more than it keeps, or its connection ended",
         "Ray's table of tasks was not recorded",
     ]
     assert write_trace(found).events > 0
@@ -305,6 +363,27 @@ def test_the_verb(recorded: Path) -> None:
     assert run(app, ["trace", str(recorded), "--why", "2"]).stdout.startswith("step 2 took 9.4 s, no more than")
     why = json.loads(run(app, ["trace", str(recorded), "--why", "4", "--json"]).stdout)
     assert (why["step"], round(why["took_s"])) == (4, 168)
-    failed = run(app, ["trace", str(recorded), "-o", str(recorded)])
-    assert isinstance(failed.exception, RaydebugError)
-    assert failed.exception.code == "trace.unwritable"
+    for words, code in (
+        (["-o", str(recorded)], "trace.unwritable"),
+        (["--why", "2", "-o", "x.json"], "trace.options"),
+        (["--why", "2", "--open"], "trace.options"),
+    ):
+        failed = run(app, ["trace", str(recorded), *words])
+        assert isinstance(failed.exception, RaydebugError)
+        assert failed.exception.code == code
+
+
+def test_a_browser_in_the_terminal(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The viewer serves while a browser runs that is waited for."""
+    (recorded / "index.html").write_text("the viewer")
+    monkeypatch.setattr("raydebug.trace.viewer.find_viewer", lambda: recorded)
+    got = []
+
+    def browse(url: str) -> None:
+        with urllib.request.urlopen(url.partition("#")[0], timeout=20) as answer:
+            got.append(answer.read())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(webbrowser, "open", browse)
+    done = CliRunner().invoke(whole_app(), ["trace", str(recorded), "--open"])
+    assert (got, done.exit_code) == ([b"the viewer"], 0), done.output

@@ -38,7 +38,9 @@ def memory(
         float | None,
         typer.Option("--line", min=0.1, max=600, metavar="SECONDS", help="Record which lines of --pid allocate."),
     ] = None,
-    pid: Annotated[int | None, typer.Option("--pid", help="One process, and who holds its memory.")] = None,
+    pid: Annotated[
+        str | None, typer.Option("--pid", metavar="[NODE:]PID", help="One process, and who holds its memory.")
+    ] = None,
     snapshot: Annotated[
         Path | None,
         typer.Option("--snapshot", metavar="FILE", help="Read a snapshot of torch's GPU allocator."),
@@ -58,9 +60,8 @@ def memory(
       raydebug memory --line 20 --pid 22961          which line allocates it
       raydebug memory --snapshot new.pickle old.pickle -o change.html
     """
-    asked = [
-        one for one, given in (("--growth", growth), ("--line", line), ("--snapshot", snapshot)) if given is not None
-    ]
+    of_processes = ("--growth", growth), ("--line", line), ("--pid", None if snapshot is None else pid)
+    asked = [one for one, given in (*of_processes, ("--snapshot", snapshot)) if given is not None]
     needed = {"--seconds": (seconds, growth), "--output": (output, snapshot), "--line": (line, pid)}
     alone = [one for one, (given, beside) in needed.items() if given is not None and beside is None]
     if len(asked) > 1 or alone:
@@ -90,7 +91,7 @@ def memory(
 
 
 def _later_looks(
-    cluster: Cluster, job: str | None, first: Look, pid: int | None, steps: int, seconds: float | None
+    cluster: Cluster, job: str | None, first: Look, pid: str | None, steps: int, seconds: float | None
 ) -> list[Look]:
     """Return looks at the ends of the steps, of many at four of them: what comes and goes rarely grows four times."""
     from raydebug.memory.look import look, wait_for_step
@@ -144,9 +145,9 @@ def _show(looks: list[Look], *, as_json: bool, name: str) -> None:
     option = "" if name == "default" else f" --name {name}"
     for one in grown[:5]:
         render.out(render.visible(f"grows: {one.text()}"))
-    if grown:
-        render.say(f"next: raydebug memory --line 20 --pid {grown[0].pid}{option}        (names the line)")
-    elif len(looks) > 1:
+    if allocates := next((one.pid for one in grown if one.kind != "child"), None):
+        render.say(f"next: raydebug memory --line 20 --pid {allocates}{option}        (names the line)")
+    if len(looks) > 1 and not grown:
         render.out("grows: nothing")
 
 
@@ -162,13 +163,13 @@ def _record_of(look: Look) -> Any:
         return None
 
 
-def _show_lines(cluster: Cluster, job: str | None, pid: int, seconds: float, *, as_json: bool) -> None:
+def _show_lines(cluster: Cluster, job: str | None, pid: str, seconds: float, *, as_json: bool) -> None:
     from raydebug.memory.growth import size
     from raydebug.memory.look import record_lines
 
     lines = record_lines(cluster, job, pid, seconds, render.say)
     if as_json:
-        render.out_json({"version": 1, "pid": pid, "seconds": seconds, "lines": lines})
+        render.out_json({"version": 1, "pid": int(pid.rpartition(":")[2]), "seconds": seconds, "lines": lines})
         return
     render.out(f"allocated in {seconds:g} s and still there:")
     for row in lines:

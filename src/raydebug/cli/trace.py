@@ -10,6 +10,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Json
+from raydebug.errors import UsageError
 
 
 def trace(
@@ -44,6 +45,11 @@ def trace(
       raydebug trace raydebug-0629 --open
       raydebug trace --why 14              where step 14 lost time
     """
+    if why is not None and (output is not None or opens):
+        raise UsageError(
+            f"--why does not go with {'--output' if output is not None else '--open'}", cause="it writes no trace",
+            fix="ask twice: `raydebug trace --why STEP`, and `raydebug trace` for the file", code="trace.options",
+        )  # fmt: skip
     from raydebug.jobs.run_folder import LAST, load_run
     from raydebug.trace.record import read_recorded
     from raydebug.trace.why import explain
@@ -84,12 +90,16 @@ def _open(path: Path) -> None:
     if folder is None:
         render.say(f"no viewer is installed (pip install 'raydebug[viewer]'): open {PUBLIC}, and there the file {path}")
         return
+    import threading
     import webbrowser
 
     with Viewer(folder, path) as server:
         render.say(f"the viewer is at {server.url} until Ctrl-C")
-        webbrowser.open(server.url)
+        serving = threading.Thread(target=server.serve_forever, daemon=True)
+        serving.start()  # first: a browser in the terminal is waited for
         try:
-            server.serve_forever()
+            webbrowser.open(server.url)
+            serving.join()
         except KeyboardInterrupt:
             render.say("the viewer has ended; the file stays")
+        server.shutdown()

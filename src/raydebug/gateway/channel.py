@@ -15,6 +15,7 @@ from raydebug.protocol.death import Birth, LastWords
 from raydebug.protocol.listings import BreakpointState, ListedProcess
 from raydebug.protocol.questions import DESCRIBE, SPANS, Answer, Body, Nothing, Question
 from raydebug.protocol.records import BadRecord, BreakpointReport, BreakpointSpec, WorkRecord
+from raydebug.protocol.spans import SpansRecord
 from raydebug.protocol.wire import Message
 
 log = logging.getLogger("raydebug.gateway")
@@ -119,8 +120,10 @@ class ControlChannel:
         if not self._writer.is_closing():
             self._writer.write(wire.encode(wire.event(next(self._seq), question.name, cast(Message, body))))
 
-    def take(self, message: Message) -> None:
-        """Handle the answer to a question; a late description of the process counts, other late answers are dropped.
+    def take(self, message: Message) -> SpansRecord | None:
+        """Handle the answer to a question; return the late spans, which a process says once and nobody waits for.
+
+        A late description of the process counts, other late answers are dropped.
 
         Raises:
             BadRecord: it is not what the question's row says.
@@ -133,7 +136,7 @@ class ControlChannel:
         else:
             numbers = [number] if isinstance(number, int) and number in self._asked else []
         if not numbers:
-            return
+            return None
         found = [self._asked.pop(one) for one in numbers]
         question, cause = found[0].question, str(message.get("message"))[:MAX_CAUSE]
         answer: Any = NoAnswer(messages.UNKNOWN) if cause == messages.UNKNOWN else NoAnswer(messages.FAILED, cause)
@@ -154,6 +157,8 @@ class ControlChannel:
             raise
         finally:
             self._settle(found, answer)
+        is_late = question == SPANS and isinstance(answer, dict) and all(one.is_given_up for one in found)
+        return cast(SpansRecord, answer) if is_late else None
 
     def end(self) -> None:
         """Note that the process is gone."""

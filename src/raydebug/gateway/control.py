@@ -140,8 +140,9 @@ class Control:
         self._breaks: dict[str, BreakpointSpec] = {}
         self._removed: set[str] = set()
         self._numbers = numbers or Numbers()
-        # Of processes that have ended, until their recorder asks; nobody does for a run that is not recorded.
+        # What processes say as they end, and too late, until their recorder asks; nobody does for a run without one.
         self._last_spans: list[tuple[ControlChannel, SpansRecord]] = []
+        self._lost_spans: dict[str | None, tuple[ControlChannel, SpansRecord]] = {}  # by job: how many of them
         self.ended = Ended(lambda ns: [one for one in self.channels if one.birth.get("ns") == ns])
 
     async def serve(self, about: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -185,6 +186,7 @@ class Control:
             last = [one for one in self._last_spans if choice.get("job") in (None, one[0].about.get("job"))]
             self._last_spans = [one for one in self._last_spans if one not in last]
             given += last
+            given += [self._lost_spans.pop(job) for job in [*self._lost_spans] if choice.get("job") in (None, job)]
         return [_list_answer(channel, answer) for channel, answer in given if _is_users(channel)]
 
     def _chosen(self, choice: Choice) -> list[ControlChannel]:
@@ -300,11 +302,17 @@ class Control:
         elif message.get("event") == messages.BYE:
             channel.words = records.read(body, LastWords, "the last words")
         elif message.get("event") == messages.LAST_SPANS:
-            self._last_spans.append((channel, records.read(body, SpansRecord, "the last spans")))
-            while sum(len(said.get("spans", ())) for _, said in self._last_spans) > MAX_LAST_SPANS:
-                del self._last_spans[0]
-        else:
-            channel.take(message)
+            self._keep_spans(channel, records.read(body, SpansRecord, "the last spans"))
+        elif late := channel.take(message):
+            self._keep_spans(channel, late)
+
+    def _keep_spans(self, channel: ControlChannel, said: SpansRecord) -> None:
+        """Keep spans until the recorder of their job asks; beyond MAX_LAST_SPANS the oldest are lost, and counted."""
+        self._last_spans.append((channel, said))
+        while sum(1 + len(one.get("spans", ())) for _, one in self._last_spans) > MAX_LAST_SPANS:
+            other, gone = self._last_spans.pop(0)
+            _, lost = self._lost_spans.setdefault(other.about.get("job"), (other, {}))
+            lost["lost"] = lost.get("lost", 0) + gone.get("lost", 0) + len(gone.get("spans", ()))
 
     def _welcome(self, channel: ControlChannel, known: list[BreakpointSpec], compiled_in: set[str]) -> None:
         """Send a new channel the changes since its process started; learn the breakpoints of an earlier gateway."""

@@ -31,7 +31,7 @@ _CODE = re.compile(r"exit code (-?\d+)")
 _SIGTERM = "The process receives a SIGTERM"
 _KILLED = re.compile(r"killed by `?ray\.kill|actor is killed", re.IGNORECASE)
 _OWNER = re.compile(r"owner (?:process )?(?:has )?died|OWNER_DIED", re.IGNORECASE)
-_SCOPE = re.compile(r"out of scope|REF_DELETED", re.IGNORECASE)
+_SCOPE = re.compile(r"out of scope|REF_DELETED|references to the actor were removed", re.IGNORECASE)
 _USED = re.compile(r"([\d.]+ ?Gi?B)(?: used)? ?/ ?([\d.]+ ?Gi?B)")
 _RSS = re.compile(r"anon-rss:(\d+)kB")
 # CPython Modules/faulthandler.c; abseil failure_signal_handler.cc, which Ray installs in its workers.

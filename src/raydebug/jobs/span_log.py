@@ -1,14 +1,15 @@
 """The spans of a run, and Ray's table of its tasks, in the run's folder while it runs: what `raydebug trace` reads.
 
 Each line of spans.jsonl is a JSON document: `{"version": 1}` first, then what a process is, its spans with the times of
-its own CLOCK_MONOTONIC, how many it has lost, and by how much that clock is behind the run's. A file that is cut off
-has all lines but the last one.
+its own CLOCK_MONOTONIC, how many it has lost, and by how much that clock is behind the run's. The last line of a file
+with MOST_BYTES says so. A file that is cut off has all lines but the last one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import threading
 import time
@@ -22,6 +23,7 @@ from raydebug.gateway.gateway_client import ask_processes
 from raydebug.jobs.run_folder import SPANS, TASKS
 from raydebug.protocol.questions import SPANS as ASK_SPANS
 from raydebug.protocol.questions import SpansBody
+from raydebug.protocol.secrets import scrubbed
 from raydebug.settings.files import atomic_write, open_private
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ MOST_BYTES = 200 * 2**20  # of spans.jsonl
 # Of Ray's rows; `runtime_env_info` has all environment variables of the job.
 COLUMNS = ("task_id", "attempt_number", "name", "state", "job_id", "actor_id", "type", "func_or_class_name", "node_id",
            "worker_id", "worker_pid", "creation_time_ms", "start_time_ms", "end_time_ms")  # fmt: skip
+NAMES = ("name", "func_or_class_name")  # that a program may choose
 ABOUT = ("pid", "child_of", "ip", "node_id", "rank", "actor", "title", "is_driver")  # of a process
 
 
@@ -57,9 +60,10 @@ class SpanLog:
         self._taking = threading.Lock()
         self._clock_due: dict[str, float] = {}  # when the clock of each process is compared
         self._about: dict[str, dict[str, Any]] = {}
-        self._wall_ns: int | None = None  # what the gateway's clock was ahead of its CLOCK_MONOTONIC at first
+        self._wall_ns: int | None = None  # what the clock of this machine was ahead of the gateway's CLOCK_MONOTONIC
         self._tasks_due = time.monotonic() + TASKS_EVERY_S / 4
         self._size = 0
+        self._is_full = False
         if folder is not None:
             with contextlib.suppress(OSError):
                 self._size = (folder / SPANS).stat().st_size
@@ -84,7 +88,7 @@ class SpanLog:
     def take(self) -> None:
         """Record the spans that have ended since the last call, and compare clocks where it is time to."""
         with self._taking, contextlib.suppress(RaydebugError, KeyError, TypeError):  # no gateway, or an earlier one
-            if self._folder is None:
+            if self._folder is None or self._is_full:
                 return
             only, heard = list[str](), set[str]()
             for _ in range(MOST_ROUNDS):
@@ -104,14 +108,18 @@ class SpanLog:
 
     def _record(self, answers: Iterable[ListedAnswer[SpansRecord]]) -> None:
         lines = []
+        nodes = {one.get("node_id") for one in self._about.values()}
         for one in answers:
             said, instance = one["answer"], one["instance"]
             if said is None:
                 continue
             about = {name: value for name in ABOUT if (value := one["process"].get(name)) is not None}
-            if said.get("spans") and about.items() - self._about.get(instance, {}).items():
+            # Of each node one clock at least is compared, for the times of Ray's tasks.
+            is_kept = said.get("spans") or about.get("node_id") not in {None, *nodes}
+            if is_kept and about.items() - self._about.get(instance, {}).items():
                 lines.append({"process": instance, **about, "wall_ns": said.get("wall_ns", 0)})
                 self._about[instance] = about
+                nodes.add(about.get("node_id"))
             if lost := said.get("lost"):
                 lines.append({"lost": instance, "count": lost, "at_ns": said.get("now_ns", 0)})
             if spans := said.get("spans"):
@@ -121,15 +129,21 @@ class SpanLog:
     def _compare_clocks(self, instances: list[str]) -> None:
         """Write what each process's clock is behind the run's: of several round trips the shortest one counts."""
         best: dict[str, SpansRecord] = {}
+        least_ns, most_ns = -(2**63), 2**63  # of what the gateway's clock is ahead of this one
         for _ in range(ROUND_TRIPS if instances else 0):
-            for one in self._ask({"most": 0}, instances):
+            asked_ns = time.time_ns()
+            answers = self._ask({"most": 0}, instances)
+            heard_ns = time.time_ns()
+            for one in answers:
                 said = one["answer"]
                 if said and "sent_ns" in said and "now_ns" in said:
+                    gateway_ns = said["gateway_wall_ns"] + said["received_ns"]
+                    least_ns, most_ns = max(least_ns, gateway_ns - heard_ns), min(most_ns, gateway_ns - asked_ns)
                     known = best.setdefault(one["instance"], said)
                     best[one["instance"]] = min(known, said, key=_trip_ns)
         for instance, said in best.items():
             if self._wall_ns is None:  # a clock that is set later moves nothing
-                self._wall_ns = said["gateway_wall_ns"]
+                self._wall_ns = said["gateway_wall_ns"] - min(max(0, least_ns), most_ns)
             middle_ns = (said["sent_ns"] + said["received_ns"]) // 2
             offset_ns = middle_ns + self._wall_ns - said["now_ns"]
             line = {"clock": instance, "at_ns": said["now_ns"], "offset_ns": offset_ns, "error_ns": _trip_ns(said) // 2}
@@ -143,7 +157,11 @@ class SpanLog:
         with contextlib.suppress(RaydebugError, KeyError, TypeError):
             if job_id := dashboard.job(self._job).get("job_id"):
                 rows, is_cut = dashboard.task_table(job_id)
-                kept = [[row.get(name) for name in COLUMNS] for row in rows]
+                hidden = functools.cache(lambda text: scrubbed(str(text)))  # thousands of rows have a few names
+                kept = [
+                    [hidden(row[name]) if name in NAMES and row.get(name) else row.get(name) for name in COLUMNS]
+                    for row in rows
+                ]
                 document = {"version": VERSION, "cut": is_cut, "columns": COLUMNS, "rows": kept}
                 try:
                     atomic_write(self._folder / TASKS, json.dumps(document, separators=(",", ":")))
@@ -153,12 +171,14 @@ class SpanLog:
         self._tasks_due = began + max(TASKS_EVERY_S, TASKS_SHARE * took_s)
 
     def _write(self, text: str) -> None:
-        if self._folder is None or not text:
+        if self._folder is None or self._is_full or not text:
             return
         data = text.encode()
         if self._size + len(data) > MOST_BYTES:
-            self._give_up(f"{SPANS} has {MOST_BYTES >> 20} MiB")
-            return
+            self._is_full = True  # Ray's tasks go on
+            most = f"{MOST_BYTES >> 20} MiB"
+            data = (json.dumps({"ended": most}) + "\n").encode()
+            render.say(f"spans are recorded no further: {SPANS} has {most}")
         try:
             with open_private(self._folder / SPANS) as file:
                 file.write(data)

@@ -59,11 +59,12 @@ def find_growth(looks: Sequence[Look]) -> list[Growth]:
     found: list[Growth] = []
     for one in looks[-1].processes:
         process, instance = one["process"], one["instance"]
+        known = [_size_of(look, instance) for look in looks]
         name = name_process(process).strip() or "process"
         grown = [*_holders(looks, instance, at), *_children(looks, process["pid"], process["ip"], at)]
-        if not grown:
+        if not grown and all(known):  # it was there at each look, and has answered
             left = itertools.accumulate((look.census.get(instance, {}).get("left", 0) for look in looks), initial=0)
-            sizes = [_size_of(look, instance) - own for look, own in zip(looks, left, strict=False)]
+            sizes = [whole - own for whole, own in zip(known, left, strict=False)]
             grown = [("", "", "", 0, sizes[-1] - sizes[0])] if _is_even(sizes, at, LEAST_UNSEEN) else []
         length, per = at[-1] - at[0], "step" if by_steps else "second"
         found += [
@@ -97,10 +98,11 @@ def _by_name(holders: Sequence[Holder]) -> dict[tuple[str, str], _Held]:
 
 
 def _children(looks: Sequence[Look], pid: int | None, ip: str | None, at: Sequence[float]) -> Iterator[_Grown]:
-    forked = []
-    for look in looks:
-        there = [one["answer"] for one in look.processes if one["process"]["ip"] == ip and one["answer"]]
-        forked.append([one.get("forked", "") for one in there if one.get("parent") == pid])
+    there = [[one for one in (*look.processes, *look.others) if one["process"]["ip"] == ip] for look in looks]
+    answers = {one["instance"]: one["answer"] for look in there for one in look if one["answer"]}
+    # A child that is silent in one look is there nevertheless.
+    known = [[answers[one["instance"]] for one in look if one["instance"] in answers] for look in there]
+    forked = [[one.get("forked", "") for one in look if one.get("parent") == pid] for look in known]
     if _is_even([len(those) for those in forked], at, LEAST_CHILDREN):
         where = Counter(forked[-1]).most_common(1)[0][0]
         yield f"forked at {where or '?'}", "child", "", len(forked[-1]) - len(forked[0]), 0

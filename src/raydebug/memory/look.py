@@ -26,22 +26,26 @@ NOTHING = Nothing()
 
 @dataclass(frozen=True)
 class Look:
-    """The memory of all processes at one moment; `census` by instance, `step` None where no process says one."""
+    """The memory of all processes at one moment; `census` by instance, `step` None where no process says one.
+
+    `others` are those beside the one that was asked for.
+    """
 
     processes: Sequence[ListedAnswer[ProcessMemory]]
     census: Mapping[str, Census]
     step: int | None
     at_s: float
+    others: Sequence[ListedAnswer[ProcessMemory]] = ()
 
 
-def look(cluster: Cluster, job: str | None, *, pid: int | None = None, census: bool = False) -> Look:
-    """Ask all processes of a job, or one, for their memory, and for who holds it.
+def look(cluster: Cluster, job: str | None, *, pid: int | str | None = None, census: bool = False) -> Look:
+    """Ask all processes of a job, or one (PID or NODE:PID), for their memory, and for who holds it.
 
     Raises:
         RaydebugError: the gateway does not answer; there is no process of this id, or its raydebug knows no `memory`.
     """
-    found = ask_processes(cluster, MEMORY, NOTHING, job=job, timeout_s=ANSWER_S)
-    found = [one for one in found if pid in (None, one["process"]["pid"])]
+    there = ask_processes(cluster, MEMORY, NOTHING, job=job, timeout_s=ANSWER_S)
+    found = [one for one in there if pid is None or str(pid) in _names_of(one)]
     if pid is not None and not found:
         raise UsageError(
             f"no process of a job has the id {pid}", cause="it has ended, or it is not a process of a job",
@@ -57,7 +61,13 @@ def look(cluster: Cluster, job: str | None, *, pid: int | None = None, census: b
     counted = {one["instance"]: one["answer"] for one in asked if one["answer"]}
     for answer in counted.values():  # code of the job can send rows with holes
         answer["holders"] = [row for row in answer.get("holders", []) if row.keys() == Holder.__annotations__.keys()]
-    return Look(found, counted, step, at_s)
+    return Look(found, counted, step, at_s, [one for one in there if one not in found])
+
+
+def _names_of(one: ListedAnswer[ProcessMemory]) -> tuple[str, str]:
+    """Return PID and NODE:PID of a process: several nodes may have the same PID."""
+    pid = str(one["process"]["pid"])
+    return pid, f"{one['process']['ip'] or ''}:{pid}"
 
 
 def fetch_step(cluster: Cluster, job: str | None) -> int | None:
@@ -86,13 +96,21 @@ def wait_for_step(cluster: Cluster, job: str | None, step: int) -> None:
     )  # fmt: skip
 
 
-def record_lines(cluster: Cluster, job: str | None, pid: int, seconds: float, say: Callable[[str], None]) -> list[Line]:
-    """Have one process record its allocations, and return those that are left, by line.
+def record_lines(
+    cluster: Cluster, job: str | None, pid: int | str, seconds: float, say: Callable[[str], None]
+) -> list[Line]:
+    """Have one process (PID or NODE:PID) record its allocations, and return those that are left, by line.
 
     Raises:
         RaydebugError: there is no such process, memray is missing in it, or it could not record.
     """
-    process = look(cluster, job, pid=pid).processes[0]
+    process, *more = look(cluster, job, pid=pid).processes
+    if more:
+        names = " or ".join(_names_of(one)[1] for one in (process, *more))
+        raise UsageError(
+            f"several processes have the id {pid}", cause="each is on another node",
+            fix=f"name the node too: --pid {names}", code="memory.several",
+        )  # fmt: skip
 
     def ask(body: AllocationsBody) -> Allocations:
         asked = ask_processes(cluster, ALLOCATIONS, body, job=job, only=[process["instance"]], timeout_s=ANSWER_S)

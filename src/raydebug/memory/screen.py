@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -24,15 +25,19 @@ _SAID = ("rss", "pss", "shared", "peak", "peak_phase", "forked", "gpus")
 
 
 def per_step(run: Run | None) -> dict[tuple[str, str], float]:
-    """Return the change of memory from step to step in bytes, by process and node: the median, of a run's record."""
-    found: dict[tuple[str, str], float] = {}
+    """Return the change of memory from step to step in bytes, by class and node: the median, of a run's record.
+
+    The record has the workers of one class on a node together (jobs/memory_samples.py).
+    """
+    found: dict[tuple[str, str], float] = defaultdict(float)
     for process in run.memory if run is not None else ():
-        before_ends = (
-            [[mib for at, mib, *_ in process.samples if at <= step.end_s] for step in run.steps] if run else []
-        )
-        known = [those[-1] for those in before_ends if those][1:]  # the first step still loads
+        if run is None or " of " in process.name:  # the whole node, or children of a worker
+            continue
+        before = [bisect_right(process.samples, step.end_s, key=lambda one: one[0]) for step in run.steps]
+        known = [process.samples[count - 1][1] for count in before if count][1:]  # the first step still loads
         if len(known) > 1:
-            found[process.name, process.node] = 2**20 * median(v - u for u, v in itertools.pairwise(known))
+            name = process.name.rpartition(".")[2]  # Ray's name of a class has those around it: `make.<locals>.Worker`
+            found[name, process.node] += 2**20 * median(v - u for u, v in itertools.pairwise(known))
     return found
 
 
@@ -41,17 +46,19 @@ def document(look: Look, changes: Mapping[tuple[str, str], float], grown: Sequen
     nodes: dict[str, dict[str, Any]] = {}
     gpus: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     processes: list[dict[str, Any]] = []
+    alike = Counter((_title(one["process"]), one["process"]["ip"] or HERE) for one in (*look.processes, *look.others))
     for one in look.processes:
         answer: dict[str, Any] = {**(one["answer"] or {})}
         ip = one["process"]["ip"] or HERE
-        nodes.setdefault(ip, {"node": ip} | answer.get("node", {}))
+        nodes.setdefault(ip, {"node": ip}).update(answer.get("node", {}))
         for gpu in answer.get("gpus", ()):
             gpus[ip, gpu.get("gpu", "?")].append(gpu)
         counted = look.census.get(one["instance"], {})
+        named = _title(one["process"]), ip
         processes.append({
             "name": name_process(one["process"]).strip() or "process", "pid": one["process"]["pid"], "node": ip,
             "state": one["state"], **{key: answer[key] for key in _SAID if key in answer},
-            "per_step": changes.get((_title(one["process"]), ip)),
+            "per_step": changes[named] / alike[named] if named in changes else None,
             "holders": counted.get("holders", [])[:20], "cut": counted.get("cut", False),
         })  # fmt: skip
     processes.sort(key=lambda one: -(one.get("pss") or one.get("rss") or 0))
@@ -63,15 +70,18 @@ def document(look: Look, changes: Mapping[tuple[str, str], float], grown: Sequen
 
 
 def _title(process: ListedProcess) -> str:
-    """Return the name of a process in the record of its run (jobs/recorder.py)."""
-    return f"{process['actor'] or ''}" + ("" if process["rank"] is None else f" rank {process['rank']}")
+    """Return the name of a process in the record of its run (jobs/recorder.py), which has actors; else nothing."""
+    if process.get("child_of"):
+        return ""
+    kind = (process["actor"] or "").partition(" ")[0]  # behind it is the name of the actor
+    return kind + ("" if process["rank"] is None else f" rank {process['rank']}")
 
 
 def _joined(gpus: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Join what processes say of one GPU; `rest` is of none: contexts, NCCL, other people's processes."""
+    """Join what processes say of one GPU; `rest` is of no allocator: contexts, NCCL, other people's processes."""
     used, total = (max(gpu.get(key, 0) for gpu in gpus) for key in ("used", "total"))
     torch, pool, asleep = (sum(gpu.get(key, 0) for gpu in gpus) for key in ("reserved", "pool", "asleep"))
-    known = sum(max(gpu.get("own", 0), _on_gpu(gpu)) for gpu in gpus)
+    known = sum(map(_on_gpu, gpus))
     return {"used": used, "total": total, "torch": torch, "pool": pool, "asleep": asleep, "rest": max(0, used - known)}
 
 

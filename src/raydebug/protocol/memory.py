@@ -14,8 +14,7 @@ class DeviceMemory(TypedDict, total=False):
     used: int  # of all processes
     total: int
     own: int  # of this process, by the driver; left out where it knows the process by another id
-    allocated: int  # by torch's allocator
-    reserved: int
+    reserved: int  # by torch's allocator
     pool: int  # of vLLM's allocator that can sleep, which torch does not count
     asleep: int  # the part of `pool` that sleeps, and is not on the GPU
 
@@ -60,10 +59,7 @@ class Census(TypedDict, total=False):
     """The answer to `census`: who holds the memory of a process, the largest first."""
 
     holders: list[Holder]
-    objects: int
-    wall_s: float
-    cpu_s: float
-    cut: bool  # the time was over before all was seen
+    cut: bool  # the time, or the memory that the walk may take, was over before all was seen
     left: int  # bytes that the process has more after the walk than before it
 
 

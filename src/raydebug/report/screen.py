@@ -67,7 +67,7 @@ def take_picture(run: Run, log: str, now: float, *, age_s: float = 0.0, training
         "step_age_s": max(0.0, (took_s or 0.0) - run.steps[-1].end_s) if run.steps else None,
         "step_s": run.median_step_s,
         "stops": stops,
-        "slow_rank": next((one["what"] for one in reversed(run.findings) if one.get("code") == SLOW), None),
+        "slow_rank": next((one.get("what") for one in reversed(run.findings) if one.get("code") == SLOW), None),
         "findings": [one for one in run.findings if one.get("code") != SLOW][-MOST_FINDINGS:],
         "metrics": [*_metrics(run)],
         "memory": sorted(_memory(run.memory), key=lambda row: (row["process"] != NODE, -row["mib"])),
@@ -88,8 +88,10 @@ def _metrics(run: Run) -> Iterator[dict[str, Any]]:
 def _memory(found: Sequence[ProcessMemory | GpuLoad]) -> Iterator[dict[str, Any]]:
     for one in found:
         last_s, mib, *busy = one.samples[-1]
-        before = next(value for at_s, value, *_ in one.samples if at_s >= last_s - MINUTE_S)
-        about = {"process": one.name, "node": one.node, "mib": mib, "last_minute_mib": mib - before}
+        earlier = [one for one in one.samples if one[0] <= last_s - MINUTE_S]
+        at_s, before, *_ = (earlier or one.samples[:1])[-1]  # of a long run there is less than one sample a minute
+        change = (mib - before) * MINUTE_S / max(MINUTE_S, last_s - at_s)
+        about = {"process": one.name, "node": one.node, "mib": mib, "last_minute_mib": change}
         values = [value for _, value, *_ in one.samples[-VALUES_OF_MEMORY:]]
         yield {**about, "values": values, **({"busy": busy[0]} if busy else {})}
 
@@ -101,8 +103,9 @@ def sparkline(values: Sequence[float]) -> str:
     ('▁▅█!', '▁▁', '')
     """
     known = [value for value in values if math.isfinite(value)]
-    low, span = min(known, default=0.0), (max(known) - min(known) if known else 0.0) or 1.0
-    return "".join(BARS[round(7 * (value - low) / span)] if math.isfinite(value) else "!" for value in values)
+    low, high = min(known, default=0.0) / 2, max(known, default=0.0) / 2  # of halves the difference is finite, too
+    span = high - low or 1.0
+    return "".join(BARS[round(7 * ((value / 2 - low) / span))] if math.isfinite(value) else "!" for value in values)
 
 
 def draw(picture: Mapping[str, Any], lines: int = LINES) -> RenderableType:

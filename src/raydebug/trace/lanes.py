@@ -15,7 +15,6 @@ METRICS = re.compile(r"reward|score|loss|kl|grad_norm|entropy|response_length|th
 MOST_METRICS = 40
 CURVES = "metrics and memory"
 WEIGHTS = re.compile(r"update_weights|weight_sync|sync_.*weights|broadcast_to_vllm|rollout_mode")
-_RANK = re.compile(r"WorkerDict_\d+:(\d+)")  # verl's name of an actor
 
 
 class Event(NamedTuple):
@@ -155,15 +154,20 @@ def _curves(recorded: Recorded) -> Group:
 
 def _rank(process: Process) -> int:
     rank = process.about.get("rank")
-    found = (int(found[1]) for task in process.tasks if (found := _RANK.search(task.name)))
-    return rank if isinstance(rank, int) else next(found, -1)
+    return rank if isinstance(rank, int) else -1
 
 
 def _place(process: Process) -> tuple[Any, ...]:
     """Return the place of a process: trainer, ranks, agents and rewards, engines, the rest."""
     names, rank = {one.name for one in process.spans}, _rank(process)
     kinds = (STEP in names, rank >= 0, names & PARTS.keys(), any("vllm" in name or name == REQUEST for name in names))
-    return (*(not kind for kind in kinds), not names, str(process.about.get("actor")), rank, str(process.about["pid"]))
+    return (
+        *(not kind for kind in kinds),
+        not names,
+        str(process.about.get("actor")),
+        rank,
+        str(process.about.get("pid")),
+    )
 
 
 def title_of(process: Process) -> str:

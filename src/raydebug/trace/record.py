@@ -6,8 +6,9 @@ A run that was cut off leaves files that end in the middle. What cannot be read 
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from raydebug.report.document import MOST_S, Run, read_run
 from raydebug.settings.files import NotPlainText, read_bounded, read_json
 
 STEP, TASK = "step", "Ray task"  # the trainer's timer of a whole step; the note of a row of Ray's table
+_RANK = re.compile(r"(\S*WorkerDict)_(\d+):(\d+)")
 PARTS = {"generate_sequences": "generate", "compute_score": "reward", "tool_calls": "tool"}  # of a sample, verl's names
 
 
@@ -43,6 +45,15 @@ class Process:
     spans: list[Span] = field(default_factory=list)
     tasks: list[Span] = field(default_factory=list)
     clocks: list[tuple[int, int]] = field(default_factory=list)  # a moment of its clock, and what is added to it
+    wall_ns: int | None = None  # what the clock of its node is ahead of its own
+    is_timed: bool = True  # whether its times can be compared with those of other nodes
+
+    @property
+    def ahead_s(self) -> float | None:
+        """What the clock of its node is ahead of the run's; None where they were not compared."""
+        if self.wall_ns is None or not self.clocks or self.clocks[0][0] < 0:
+            return None
+        return (self.wall_ns - self.clocks[0][1]) / 1e9
 
 
 @dataclass(frozen=True)
@@ -66,9 +77,19 @@ def read_recorded(document: Mapping[str, Any]) -> Recorded:
     folder, notes = Path(str(document["folder"])), list[str]()
     run = read_run(document)
     start = run.started or 0.0
+    if run.started is None:
+        notes.append(
+            "run.json does not say when the run began: its spans and Ray's tasks have no place and are left out"
+        )
     processes = _read_spans(folder / SPANS, start, notes)
+    timed = _clocks_of_nodes(processes)
     end = max([start + run.length_s, *(one.end for process in processes for one in process.spans)])
-    _add_tasks(folder / TASKS, start, end, processes, notes)
+    _add_tasks(folder / TASKS, start, end, timed, processes, notes)
+    processes = [one for one in processes if one.spans or one.tasks]
+    _set_ranks(processes)
+    one_node = len({node for one in processes if (node := one.about.get("node_id"))}) < 2
+    for one in processes:
+        one.is_timed = one_node or one.ahead_s is not None or one.about.get("node_id") in timed
     return Recorded(document, run, start, end, processes, notes)
 
 
@@ -112,20 +133,24 @@ def _lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
 def _read_spans(path: Path, start: float, notes: list[str]) -> list[Process]:
     processes: dict[str, Process] = {}
     rows: list[tuple[Process, Any]] = []
-    broken = lost = 0
+    broken, lost, ended = 0, 0, ""
     for line in _lines(path, notes):
         if "version" in line:
             _require_version(line, path)
+            continue
+        if "ended" in line:
+            ended = f"the record of spans ends before the run: {SPANS} has its most, {line['ended']}"
             continue
         instance = next((str(line[kind]) for kind in ("process", "spans", "clock", "lost") if kind in line), "")
         process = processes.setdefault(instance, Process({}))
         try:
             if "process" in line:
                 process.about = {name: line[name] for name in ABOUT if isinstance(line.get(name), int | str)}
-                process.clocks = process.clocks or [(-1, int(line["wall_ns"]))]
+                process.wall_ns = _ns(line["wall_ns"])
+                process.clocks = process.clocks or [(-1, process.wall_ns)]
             elif "clock" in line:
                 process.clocks = [one for one in process.clocks if one[0] >= 0]  # its own word counts only without
-                process.clocks.append((int(line["at_ns"]), int(line["offset_ns"])))
+                process.clocks.append((_ns(line["at_ns"]), _ns(line["offset_ns"])))
             elif "lost" in line:
                 lost += int(line["count"])
             else:
@@ -134,7 +159,7 @@ def _read_spans(path: Path, start: float, notes: list[str]) -> list[Process]:
             broken += 1
     for process in processes.values():
         process.clocks.sort()
-    for process, row in rows:
+    for process, row in rows if start else ():
         try:
             span = _span(process, row)
             if not start - MOST_S < span.start <= span.end < start + MOST_S:
@@ -146,9 +171,16 @@ def _read_spans(path: Path, start: float, notes: list[str]) -> list[Process]:
         process.spans.sort(key=lambda one: (one.start, -one.end))
     if broken:
         notes.append(f"{broken} records of {SPANS} are malformed and left out")
+    notes += filter(None, [ended])
     if lost:
-        notes.append(f"{lost:,} spans were lost: a process made more than its ring holds between two questions")
-    return [one for one in processes.values() if one.spans]
+        notes.append(f"{lost:,} spans were lost: a process made more than it keeps, or its connection ended")
+    return [one for one in processes.values() if one.spans or one.clocks]
+
+
+def _ns(value: Any) -> int:
+    if abs(found := int(value)) >= 2**63:
+        raise ValueError("no time")
+    return found
 
 
 def _span(process: Process, row: Mapping[str, Any]) -> Span:
@@ -163,7 +195,9 @@ def _span(process: Process, row: Mapping[str, Any]) -> Span:
     return Span(str(row["name"])[:200], start, end, int(row.get("thread", 0)), task, of, note, numbers)
 
 
-def _add_tasks(path: Path, start: float, last: float, processes: list[Process], notes: list[str]) -> None:
+def _add_tasks(
+    path: Path, start: float, last: float, ahead_s: Mapping[Any, float], processes: list[Process], notes: list[str]
+) -> None:
     """Add Ray's tasks to the processes that ran them, and those processes that have nothing else."""
     if not path.exists():
         notes.append("Ray's table of tasks was not recorded")
@@ -184,19 +218,50 @@ def _add_tasks(path: Path, start: float, last: float, processes: list[Process], 
     for one in processes:  # one that has ended soon has not said its node
         pid = one.about.get("pid")
         by_place[pid, one.about.get("node_id") or node_of.get(pid)] = one
-    for task in known:
+    for task in known if start else ():
         try:
             pid = int(task["worker_pid"])
-            began = float(task["start_time_ms"]) / 1e3
-            ended = max(began, float(task["end_time_ms"] or last * 1e3) / 1e3)
+            node = task.get("node_id") or node_of.get(pid)  # the row that creates an actor has none
+            ahead = ahead_s.get(node, 0.0)  # Ray's times are those of the node's clock
+            began = float(task["start_time_ms"]) / 1e3 - ahead
+            ended = max(began, float(task["end_time_ms"]) / 1e3 - ahead if task["end_time_ms"] else last)
             if abs(began - start) > MOST_S or ended > start + MOST_S:
                 raise ValueError("no moment of the run")
         except (LookupError, TypeError, ValueError, OverflowError):
             continue  # it has not begun
-        node = task.get("node_id") or node_of.get(pid)  # the row that creates an actor has none
-        process = by_place.setdefault((pid, node), Process({"pid": pid, "node_id": node}))
+        process = by_place.get((pid, node))
+        if process is None:
+            process = by_place[pid, node] = Process({"pid": pid, "node_id": node})
+            processes.append(process)
         kind = str(task.get("func_or_class_name") or "")
         process.about.setdefault("actor", kind.partition(".")[0] if "." in kind else None)
         name, number = str(task.get("name") or "?")[:200], str(task.get("task_id"))
         process.tasks.append(Span(name, began, ended, 0, None, number, str(task.get("state")), {}))
-    processes[:] = by_place.values()
+
+
+def _clocks_of_nodes(processes: Sequence[Process]) -> dict[Any, float]:
+    """Return what the clock of each node is ahead of the run's, where one of its processes was compared."""
+    clocks = ((one.about.get("node_id"), one.ahead_s) for one in processes)
+    return {node: ahead_s for node, ahead_s in clocks if node and ahead_s is not None}
+
+
+def _set_ranks(processes: Sequence[Process]) -> None:
+    """Give verl's ranks that have not said theirs the one in the name of their actor.
+
+    Source: verl 0.5 single_controller/ray/base.py numbers them over all its placement groups (nodes), and names each
+    `{prefix}WorkerDict_{group}:{number in the group}`.
+    """
+    places: dict[str, dict[int, dict[int, Process]]] = {}
+    for process in processes:
+        found = next((found for task in process.tasks if (found := _RANK.search(task.name))), None)
+        if found:
+            places.setdefault(found[1], {}).setdefault(int(found[2]), {})[int(found[3])] = process
+    for groups in places.values():
+        before = 0
+        for number, group in enumerate(sorted(groups)):
+            if group != number:  # of a table that was cut
+                break
+            for place, process in groups[group].items():
+                if not isinstance(process.about.get("rank"), int):
+                    process.about["rank"] = before + place
+            before += max(groups[group]) + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,10 +83,12 @@ def steps_of(recorded: Recorded) -> list[Step]:
     trainer = max(recorded.processes, key=_count_steps, default=None)
     if trainer is None or not _count_steps(trainer):
         return [_logged(recorded.run, recorded.start, at) for at in range(len(recorded.run.steps))]
+    phases_of = [span for span in trainer.spans if span.name != STEP]
+    starts = [span.start for span in phases_of]
     found = {}
     for number, one in enumerate([span for span in trainer.spans if span.name == STEP], 1):
-        inside = [span for span in trainer.spans if span.name != STEP and span.thread == one.thread
-                  and one.start <= span.start and span.end <= one.end]  # fmt: skip
+        first, behind = bisect_left(starts, one.start), bisect_right(starts, one.end)
+        inside = [span for span in phases_of[first:behind] if span.thread == one.thread and span.end <= one.end]
         outer: list[Span] = []
         for span in inside:  # in the order of their begins, the longer one first
             if not outer or span.start >= outer[-1].end:
@@ -95,7 +98,8 @@ def steps_of(recorded: Recorded) -> list[Step]:
             phases[span.name] += span.end - span.start
         step = int(one.of) if one.of.isdecimal() else number
         found[step] = Step(step, one.start, one.end, phases, outer)
-    return [found[step] for step in sorted(found)]
+    logged = [at for at, one in enumerate(recorded.run.steps) if one.step > max(found)]  # the record of spans has ended
+    return [found[step] for step in sorted(found)] + [_logged(recorded.run, recorded.start, at) for at in logged]
 
 
 def _count_steps(process: Process) -> int:
@@ -103,9 +107,10 @@ def _count_steps(process: Process) -> int:
 
 
 def _logged(run: Run, start: float, at: int) -> Step:
-    one, marks = run.steps[at], ("timing_s/", "timing/", "perf/")
-    phases = {name.rpartition("/")[2]: value for name, value in one.metrics.items()
-              if name.startswith(marks[:2]) and not name.endswith(f"/{STEP}")}  # fmt: skip
+    one = run.steps[at]
+    named = ((*name.rpartition("/"), value) for name, value in one.metrics.items())
+    # What is further behind, such as timing_s/agent_loop/slowest/response_length, is a part of a phase, or no time.
+    phases = {name: value for mark, _, name, value in named if mark in ("timing_s", "timing") and name != STEP}
     return Step(one.step, start + one.end_s - one.seconds, start + one.end_s, phases, [])
 
 
@@ -192,6 +197,8 @@ def _last_process(recorded: Recorded, phases: Sequence[Span], more_s: float) -> 
     last: list[tuple[Span, str, Process]] = []  # the last work of each process, and the class of its actor
     for process in recorded.processes:
         work = [one for one in (*process.spans, *process.tasks) if _is_in(one, phases)]
+        if work and not process.is_timed:  # nobody knows which of them was last
+            return ""
         if work and not _count_steps(process):
             found = max(work, key=lambda one: (one.end, one.start))
             last.append((found, title_of(process).partition(" ")[0], process))

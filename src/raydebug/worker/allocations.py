@@ -21,7 +21,8 @@ from raydebug.worker.census import in_thread
 from raydebug.worker.frames import is_program
 
 MAX_S, MAX_LINES = 600.0, 20
-_last: Allocations = {"state": "failed", "cause": "nothing was recorded"}
+NOTHING: Allocations = {"state": "failed", "cause": "nothing was recorded"}
+_last = NOTHING
 _now = threading.Lock()
 
 
@@ -40,26 +41,35 @@ def allocations(body: AllocationsBody) -> Allocations:
         return {"state": "failed", "cause": "a recording is going on already"}
     _last = {"state": "recording"}
     seconds = max(0.0, min(body["seconds"], MAX_S))
-    in_thread(lambda: _record(seconds))
+    try:
+        in_thread(lambda: _record(seconds))
+    except RuntimeError as error:  # no more threads
+        _now.release()
+        _last = {"state": "failed", "cause": str(error)}
     return _last
 
 
 def _record(seconds: float) -> None:
     global _last
+    try:
+        _last = {"state": "done", "lines": _lines_of(seconds)}
+    except Exception as error:  # noqa: BLE001 - no disk; memray is on already: the user's own run of it stays
+        _last = {"state": "failed", "cause": f"{type(error).__name__}: {error}"[:1000]}
+    finally:
+        _now.release()
+
+
+def _lines_of(seconds: float) -> list[Line]:
+    with worker.fork_guard:
+        import memray
     folder = tempfile.mkdtemp(prefix="raydebug-")
     try:
-        with worker.fork_guard:
-            import memray
         path = os.path.join(folder, "allocations.bin")
         with memray.Tracker(path, file_format=memray.FileFormat.AGGREGATED_ALLOCATIONS):
             threading.Event().wait(seconds)
-        found = memray.FileReader(path).get_leaked_allocation_records(merge_threads=True)
-        _last = {"state": "done", "lines": _lines(found)}
-    except Exception as error:  # noqa: BLE001 - memray is on already: the user's own run of it stays
-        _last = {"state": "failed", "cause": f"{type(error).__name__}: {error}"[:1000]}
+        return _lines(memray.FileReader(path).get_leaked_allocation_records(merge_threads=True))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        _now.release()
 
 
 def _lines(records: Any) -> list[Line]:
@@ -77,8 +87,8 @@ def _lines(records: Any) -> list[Line]:
 
 
 def _become_another_process() -> None:
-    global _now
-    _now = threading.Lock()
+    global _now, _last
+    _now, _last = threading.Lock(), NOTHING
 
 
 os.register_at_fork(after_in_child=_become_another_process)

@@ -16,6 +16,7 @@ import gc
 import itertools
 import mmap
 import os
+import re
 import sys
 import threading
 import time
@@ -26,16 +27,20 @@ from typing import Any
 from raydebug.protocol.memory import Census, Holder
 from raydebug.protocol.questions import Nothing
 from raydebug.protocol.secrets import scrubbed
+from raydebug.worker.frame_locals import CO_OPTIMIZED, locals_of
 from raydebug.worker.frames import is_program
 from raydebug.worker.memory_in_use import resident_bytes
 from raydebug.worker.saved_values import type_name
 from raydebug.worker.stacks import callers, stacks_of_tasks
-from raydebug.worker.training_step import CO_OPTIMIZED, attributes_of
+from raydebug.worker.training_step import attributes_of
 
 LIMIT_S = 25.0
 MAX_HOLDERS = 400
 REST_EVERY, REST_S = 2000, 0.0005  # objects between two rests
+MANY = 100_000  # items of one container between two rests
 MAX_NAME = 240  # characters of a holder
+MAX_ROWS = 50_000  # of names; with more, later names are cut to their beginnings
+MAX_SEEN = 2_000_000  # objects: the walk itself takes up to 150 bytes for each one
 SMALL_DICT = 16  # entries; a larger one is a collection, whose keys are no names
 LEAST_TEXT = 200  # characters; shorter ones are not counted
 MAX_NODES, NODE_BYTES = 50_000, 1000  # of autograd graphs; about what a node itself takes
@@ -52,6 +57,7 @@ _TEXTS = frozenset(map(id, (str, bytes, bytearray)))
 _CONTAINERS = _COLLECTIONS | {id(dict), id(types.CellType)}
 _MODULE_PARTS = frozenset(("_modules", "_parameters", "_buffers"))  # torch.nn.Module's: a model is one holder
 _COROUTINES = {id(types.CoroutineType): "cr", id(types.GeneratorType): "gi", id(types.AsyncGeneratorType): "ag"}
+_BEGINNING = re.compile(r"[^\[.]*(?:[\[.][^\[.]*){0,2}")
 _QUALNAME: Any = type.__dict__["__qualname__"]
 _NAMES_OF_MODULE = vars(types.ModuleType)["__dict__"]
 _NAMES_OF_TYPE: Any = type.__dict__["__dict__"]
@@ -92,8 +98,8 @@ def in_thread(work: Callable[[], None]) -> None:
 
 def take(limit_s: float = LIMIT_S) -> Census:
     """Return who holds the memory of this process, as far as one sees in this time."""
-    began, cpu_s, rss = time.monotonic(), time.thread_time(), resident_bytes()
-    walk = _Walk(began + limit_s)
+    rss = resident_bytes()
+    walk = _Walk(time.monotonic() + limit_s)
     with contextlib.suppress(_TimeIsOver):
         walk.run()
     rows = sorted(
@@ -101,8 +107,7 @@ def take(limit_s: float = LIMIT_S) -> Census:
     )
     for row in (rows := rows[:MAX_HOLDERS]):
         row["holder"] = scrubbed(row["holder"])  # keys of dicts are values of the program
-    took_s, cpu_s = time.monotonic() - began, time.thread_time() - cpu_s
-    found: Census = {"holders": rows, "objects": walk.objects, "wall_s": took_s, "cpu_s": cpu_s, "cut": walk.is_cut}
+    found: Census = {"holders": rows, "cut": walk.is_cut}
     del walk  # what it leaves behind is no growth of the program
     return {**found, "left": max(0, resident_bytes() - rss)}
 
@@ -146,7 +151,7 @@ class _Walk:
         stacks = [callers(frame) for ident, frame in sys._current_frames().items() if ident != threading.get_ident()]
         for frame in itertools.chain.from_iterable(map(reversed, stacks)):
             if frame.f_code.co_flags & CO_OPTIMIZED:
-                self._push_named(frame.f_locals, f"{frame.f_code.co_qualname}() ")
+                self._push_named(locals_of(frame), f"{frame.f_code.co_qualname}() ")
             self._drain()  # the outer ones first, each for itself: their names stay the same for longer
         rest = gc.get_objects()
         self._seen.add(id(rest))
@@ -171,7 +176,7 @@ class _Walk:
 
     def _rest(self) -> None:
         time.sleep(REST_S)
-        self.is_cut = time.monotonic() > self._until_s
+        self.is_cut = time.monotonic() > self._until_s or len(self._seen) > MAX_SEEN
         if self.is_cut:
             raise _TimeIsOver
 
@@ -180,14 +185,19 @@ class _Walk:
         if kind in _PLAIN or id(one) in self._seen or (kind in _TEXTS and len(one) < LEAST_TEXT):
             return
         self._seen.add(id(one))
+        if len(self.rows) >= MAX_ROWS:
+            label = _beginning_of(label)
         if kind in _TEXTS:
             self._count(label, "bytes", type(one).__name__, len(one))
         else:
             self._waiting.append((one, label))
 
     def _push_all(self, those: Iterable[Any], label: str) -> None:
-        for one in those:
-            self._push(one, label[:MAX_NAME])
+        label = label[:MAX_NAME]
+        for number, one in enumerate(those, 1):
+            self._push(one, label)
+            if number % MANY == 0:
+                self._rest()
 
     def _push_named(self, names: Any, label: str, after: str = "") -> None:
         for name, one in list(names.items()):
@@ -195,6 +205,9 @@ class _Walk:
 
     def _count(self, label: str, kind: str, what: str, size: int) -> None:
         row = self.rows.get((label, kind))
+        if row is None and len(self.rows) >= MAX_ROWS:
+            label = _beginning_of(label)
+            row = self.rows.get((label, kind))
         if row is None:
             row = self.rows[label, kind] = {"holder": label, "kind": kind, "what": what, "count": 0, "bytes": 0}
             self._seen.add(id(row))
@@ -225,7 +238,7 @@ class _Walk:
         elif id(kind) in _COROUTINES:
             frame = getattr(one, f"{_COROUTINES[id(kind)]}_frame")
             if frame is not None:
-                self._push_named(frame.f_locals, f"{label} {frame.f_code.co_qualname}() ")
+                self._push_named(locals_of(frame), f"{label} {frame.f_code.co_qualname}() ")
             self._push_all(gc.get_referents(one), label)
         elif kind is functools._lru_cache_wrapper:
             self._push_all(gc.get_referents(one), f"{label} (lru_cache)[*]")
@@ -329,6 +342,12 @@ class _Walk:
         self._buffers.add(address)
         view = "" if root is one else f", a view of {of.nbytes.__get__(root):,} bytes"
         self._count(label, "array", f"{list(one.shape)} {one.dtype.name}{view}", of.nbytes.__get__(root))
+
+
+@functools.lru_cache(1000)
+def _beginning_of(label: str) -> str:
+    """Return the beginning of a name, to its third part: a tree has a name for each of its nodes."""
+    return _BEGINNING.match(label)[0]  # type: ignore[index] # it matches any text
 
 
 def _label_of(names: dict[str, Any]) -> str:

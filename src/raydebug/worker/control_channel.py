@@ -223,8 +223,11 @@ class _ControlChannel:
         """Answer a question by its id; without an answer, say why."""
         number = next(_seq)
         failed = wire.refusal(number, asked, cause)
-        with contextlib.suppress(OSError):  # it may come late, when the connection has ended
+        try:
             self.send(failed if found is None else wire.response(number, asked, dict(found)))
+        except OSError:  # it may come late, when the connection has ended
+            if found and asked["command"] == "spans":
+                sys.modules["raydebug.worker.span_ring"].count_lost(found)
 
     def _respond_earlier(self, name: str, body: Message, found: Mapping[str, Any] | None, cause: str = "") -> None:
         """Answer an event, if a gateway of 0.1 waits for that; log what fails and needs no answer."""

@@ -115,15 +115,20 @@ def _place(innermost: FrameType, line: int) -> str:
 def say_spans() -> None:
     """Send the spans that nobody has asked for yet."""
     ring = sys.modules.get("raydebug.worker.span_ring")
-    if ring is not None and ring.has_spans():
+    if ring is None:
+        return
+    for _ in range(ring.MOST_ANSWERS):  # other threads may go on making spans
+        if not ring.has_spans():
+            return
         said: SpansRecord = {}
 
-        def words() -> SpansRecord:
+        def words(said: SpansRecord = said) -> SpansRecord:
             said.update(ring.said_spans({}))
             return said
 
         if not _say(words, messages.LAST_SPANS):
-            ring.count_lost(len(said.get("spans", ())))
+            ring.count_lost(said)
+            return
 
 
 def _say(words: Callable[[], LastWords | Kill | SpansRecord], event: str = messages.BYE) -> bool:

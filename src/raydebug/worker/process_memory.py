@@ -79,7 +79,6 @@ def _gpus() -> list[DeviceMemory]:
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
         ours: DeviceMemory = {"gpu": uuid}
         gpu = next((one for one in found if one["gpu"] == uuid), ours)
-        gpu["allocated"] = sizes.get("allocated_bytes.all.current", 0)
         gpu["reserved"] = sizes.get("reserved_bytes.all.current", 0)
         gpu |= _pool(device)
         if gpu not in found:

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from raydebug.protocol.records import MAX_ITEMS, RAY_COLLECTIVE, CollectiveCall, CollectiveGroup
+from raydebug.worker.frame_locals import locals_of
 
 SOURCE = "/ray/util/collective/collective.py"
 MAX_GROUPS, MAX_TEXT = 50, 200
@@ -29,7 +30,7 @@ def read_groups(stacks: list[list[FrameType]]) -> list[CollectiveGroup]:
         return []
     calls: dict[str, CollectiveCall] = {}
     for frame in (frame for frames in stacks for frame in frames):
-        if frame.f_code.co_filename.endswith(SOURCE) and type(name := frame.f_locals.get("group_name")) is str:
+        if frame.f_code.co_filename.endswith(SOURCE) and type(name := locals_of(frame).get("group_name")) is str:
             with contextlib.suppress(Exception):
                 calls[name] = _call(frame)
     found: list[CollectiveGroup] = []
@@ -47,7 +48,7 @@ def read_groups(stacks: list[list[FrameType]]) -> list[CollectiveGroup]:
 
 def _call(frame: FrameType) -> CollectiveCall:
     call: CollectiveCall = {"backend": "", "seq": 1, "op": frame.f_code.co_name[:MAX_TEXT], "done": False}
-    tensor: Any = frame.f_locals.get("tensor")
+    tensor: Any = locals_of(frame).get("tensor")
     if type(tensor).__module__ in ("torch", "cupy", "numpy"):
         call["sizes"], call["dtypes"] = str(list(tensor.shape))[:MAX_TEXT], str(tensor.dtype)[:MAX_TEXT]
         call["elements"] = int(tensor.nelement() if hasattr(tensor, "nelement") else tensor.size)

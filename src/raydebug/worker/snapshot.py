@@ -35,7 +35,7 @@ from raydebug.protocol.snapshot import (
     SnapshotDocument,
     SnapshotSummary,
 )
-from raydebug.worker import dial_in, records, source, training_step
+from raydebug.worker import dial_in, frame_locals, records, source, training_step
 from raydebug.worker.saved_values import MAX_CHARS, Values, attributes_of, type_name
 
 LIMIT_S = 0.25
@@ -274,7 +274,7 @@ def _frame(place: _Place, values: Values, depth: int) -> SavedFrame:
 
 
 def _locals(frame: FrameType) -> Iterator[tuple[str, object]]:
-    is_function = frame.f_code.co_flags & training_step.CO_OPTIMIZED
+    is_function = frame.f_code.co_flags & frame_locals.CO_OPTIMIZED
     if not is_function and frame.f_code.co_name != "<module>":
         return  # a class body, whose namespace may be an object of a user's class
     variables: Any = frame.f_locals if is_function else frame.f_globals

@@ -7,6 +7,7 @@ the run is measured by who asks (jobs/span_log.py).
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -20,6 +21,7 @@ from raydebug.protocol.spans import MOST_AT_ONCE, REQUEST, SpanRecord, SpansReco
 from raydebug.worker import last_words, spans
 
 MOST = 20_000
+MOST_ANSWERS = MOST // MOST_AT_ONCE  # that empty the ring
 MOST_CHARS = 200  # of a name or an id
 
 _ring: deque[SpanRecord] = deque(maxlen=MOST)  # their texts are as they were given
@@ -72,11 +74,11 @@ def said_spans(body: SpansBody) -> SpansRecord:
         return _said_spans(body)
 
 
-def count_lost(count: int) -> None:
+def count_lost(said: SpansRecord) -> None:
     """Count as lost what was returned and did not arrive."""
     global _said
     with _saying:
-        _said -= count
+        _said -= len(said.get("spans", ())) + said.get("lost", 0)
 
 
 def _said_spans(body: SpansBody) -> SpansRecord:
@@ -96,7 +98,7 @@ def _said_spans(body: SpansBody) -> SpansRecord:
 
 
 def _clean(text: Any) -> str:
-    cut = text[:MOST_CHARS] if type(text) is str else type(text).__name__
+    cut = text[: 4 * MOST_CHARS] if type(text) is str else type(text).__name__
     if not cut.isprintable():
         cut = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in cut)
     return scrubbed(cut)[:MOST_CHARS]
@@ -113,6 +115,7 @@ def watch_requests(module: ModuleType) -> None:
     if hasattr(generate, "_raydebug"):
         return
 
+    @functools.wraps(generate)
     async def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = kwargs.get("request_id", args[2] if len(args) > 2 else "?")
         params = kwargs.get("sampling_params", args[1] if len(args) > 1 else None)

@@ -17,6 +17,7 @@ from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 from raydebug import worker
+from raydebug.worker.frame_locals import locals_of
 from raydebug.worker.training_step import attributes_of, step_of
 
 STEP, TOOLS = "step", "tool_calls"  # the timers of a whole step, and around the tools of a sample
@@ -71,7 +72,8 @@ def _tell(entered: Span, *, has_ended: bool) -> None:
         try:
             record(entered, has_ended)
         except Exception as error:  # noqa: BLE001 - a failure of ours must not harm the training
-            recorders.remove(record)
+            with contextlib.suppress(ValueError):  # it has failed in another thread, too
+                recorders.remove(record)
             worker.log(f"a recorder of phases has failed: {type(error).__name__}: {error}")
 
 
@@ -89,11 +91,11 @@ def _owner(name: str, frame: FrameType | None, *, in_task: bool) -> tuple[str, s
         if frame is None:
             break
         if name == TOOLS and not note and "agent_data" in frame.f_code.co_varnames:
-            calls = attributes_of(frame.f_locals.get("agent_data")).get("tool_calls")
+            calls = attributes_of(locals_of(frame).get("agent_data")).get("tool_calls")
             names = [attributes_of(one).get("name") for one in calls] if type(calls) is list else []
             note = ", ".join(one for one in names if type(one) is str)
         if frame.f_code.co_name == "_run_agent_loop":
-            local: Any = frame.f_locals
+            local: Any = locals_of(frame)
             trajectory = local.get("trajectory", {})
             uid = local.get("kwargs", {}).get("uid", trajectory.get("sample_index"))
             plain = [str(one) for one in (uid, trajectory.get("rollout_n")) if type(one) in (str, int)]
@@ -139,9 +141,9 @@ def _watched_timer(timer: Callable[..., Any]) -> Callable[..., Any]:
 def _watched_state(state: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(state)
     @contextlib.contextmanager
-    def trace_state(cls: Any, state_name: str, **labels: Any) -> Any:
-        with span(state_name), state(cls, state_name, **labels):
-            yield
+    def trace_state(cls: Any, state_name: str, *args: Any, **labels: Any) -> Any:
+        with span(state_name), state(cls, state_name, *args, **labels) as given:
+            yield given
 
     trace_state._raydebug = True  # type: ignore[attr-defined]
     return trace_state

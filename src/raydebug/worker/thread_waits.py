@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from raydebug.protocol.records import MAX_ITEMS, ThreadStack
 from raydebug.worker import source
+from raydebug.worker.frame_locals import locals_of
 from raydebug.worker.frames import is_users
 
 MAX_PARSED_BYTES = 400_000  # of a source file that is searched for the `with` blocks of a frame
@@ -53,7 +54,7 @@ def note_waits(stack: ThreadStack, frames: list[FrameType], owner: Any) -> None:
     for frame in frames[-OUTERMOST:]:
         with contextlib.suppress(Exception):
             if frame.f_code.co_name == "run" and _is_of(frame, "concurrent.futures.thread"):
-                holds.append(hex(id(frame.f_locals["self"].future)))
+                holds.append(hex(id(locals_of(frame)["self"].future)))
     if not isinstance(owner, threading.Thread):  # which may be of a class of the user's
         with contextlib.suppress(Exception):
             _note_future(stack, getattr(owner, "_fut_waiter", None))
@@ -68,24 +69,25 @@ def note_waits(stack: ThreadStack, frames: list[FrameType], owner: Any) -> None:
 def _note_wait(stack: ThreadStack, frame: FrameType, innermost: bool) -> None:
     path, function = frame.f_code.co_filename, frame.f_code.co_name
     if path.endswith("/ray/_private/worker.py") and function in ("get", "wait"):
-        _add_objects(stack, "objects", [frame.f_locals.get("object_refs" if function == "get" else "ray_waitables")])
+        _add_objects(stack, "objects", [locals_of(frame).get("object_refs" if function == "get" else "ray_waitables")])
     elif path.endswith(("/subprocess.py", "/multiprocessing/popen_fork.py")) and function in WAITS_FOR_CHILD:
-        if type(child := frame.f_locals["self"].pid) is int:
+        if type(child := locals_of(frame)["self"].pid) is int:
             stack["child"] = child
-    elif path.endswith("/multiprocessing/connection.py") and "self" in frame.f_locals:
-        stack.setdefault("pipe", os.fstat(frame.f_locals["self"]._handle).st_ino)
+    elif path.endswith("/multiprocessing/connection.py") and "self" in locals_of(frame):
+        stack.setdefault("pipe", os.fstat(locals_of(frame)["self"]._handle).st_ino)
     elif _is_of(frame, "threading") and function in ("join", "_wait_for_tstate_lock"):
-        _add(stack, [hex(id(frame.f_locals["self"]))])
+        _add(stack, [hex(id(locals_of(frame)["self"]))])
     elif _is_of(frame, "concurrent.futures._base") and function in ("result", "exception"):
-        _note_future(stack, frame.f_locals["self"])
+        _note_future(stack, locals_of(frame)["self"])
     elif _is_of(frame, "concurrent.futures._base") and function in ("wait", "as_completed"):
-        for one in _some(frame.f_locals.get("pending") or frame.f_locals.get("not_done") or frame.f_locals["fs"]):
+        local = locals_of(frame)
+        for one in _some(local.get("pending") or local.get("not_done") or local["fs"]):
             _note_future(stack, one)
     elif _is_of(frame, "asyncio.tasks") and function in ("_wait", "wait_for"):
-        for one in _some(frame.f_locals["fs"] if function == "_wait" else [frame.f_locals.get("fut")]):
+        for one in _some(locals_of(frame)["fs"] if function == "_wait" else [locals_of(frame).get("fut")]):
             _note_future(stack, one)
     elif _is_of(frame, "asyncio.taskgroups") and function == "__aexit__":
-        for one in _some(frame.f_locals["self"]._tasks):
+        for one in _some(locals_of(frame)["self"]._tasks):
             _note_future(stack, one)
     else:
         _note_host(stack, frame, innermost)
@@ -94,16 +96,16 @@ def _note_wait(stack: ThreadStack, frame: FrameType, innermost: bool) -> None:
 def _note_host(stack: ThreadStack, frame: FrameType, innermost: bool) -> None:
     path, function = frame.f_code.co_filename, frame.f_code.co_name
     if _is_of(frame, "socket") and function == "readinto":
-        stack.setdefault("host", _peer(frame.f_locals["self"]._sock))
+        stack.setdefault("host", _peer(locals_of(frame)["self"]._sock))
     elif _is_of(frame, "socket") and function == "create_connection":
-        stack.setdefault("host", "{}:{}".format(*frame.f_locals["address"][:2]))
+        stack.setdefault("host", "{}:{}".format(*locals_of(frame)["address"][:2]))
     elif path.endswith("/httpcore/_backends/sync.py") and function == "read":
-        stack.setdefault("host", _peer(frame.f_locals["self"]._sock))
+        stack.setdefault("host", _peer(locals_of(frame)["self"]._sock))
     elif path.endswith(("/httpcore/_async/connection.py", "/httpcore/_sync/connection.py")):
-        origin = frame.f_locals["self"]._origin  # httpcore 1.0 _models.py Origin
+        origin = locals_of(frame)["self"]._origin  # httpcore 1.0 _models.py Origin
         stack.setdefault("host", f"{origin.host.decode()}:{origin.port}")
     elif path.endswith("/aiohttp/client.py") and function == "_request":
-        url = frame.f_locals["url"]
+        url = locals_of(frame)["url"]
         if type(url).__module__.startswith("yarl"):  # aiohttp 3
             stack.setdefault("host", f"{url.host}:{url.port}")
     elif innermost and is_users(frame):
@@ -199,8 +201,9 @@ def _note_polled(stack: ThreadStack, frames: list[FrameType]) -> None:
         return
     given: list[Any] = []
     for frame in [one for one in frames if is_users(one)][:POLLING_FRAMES]:
-        given += list(frame.f_locals.values())
-        owner = frame.f_locals.get("self")
+        local = locals_of(frame)
+        given += list(local.values())
+        owner = local.get("self")
         with contextlib.suppress(Exception):
             given += list(object.__getattribute__(owner, "__dict__").values())
     if given:
@@ -250,7 +253,7 @@ def _dotted(node: ast.expr) -> tuple[str, ...]:
 
 
 def _look_up(name: tuple[str, ...], frame: FrameType) -> object:
-    value = frame.f_locals.get(name[0], frame.f_globals.get(name[0]))
+    value = locals_of(frame).get(name[0], frame.f_globals.get(name[0]))
     for attribute in name[1:]:
         value = object.__getattribute__(value, "__dict__").get(attribute)
     return value

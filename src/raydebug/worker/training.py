@@ -21,6 +21,7 @@ from raydebug.protocol.questions import Nothing
 from raydebug.protocol.secrets import scrubbed
 from raydebug.protocol.training import OpenRequest, OpenReward, OpenSample, TrainingWords
 from raydebug.worker import calls, spans
+from raydebug.worker.frame_locals import locals_of
 from raydebug.worker.frames import MAX_NAME, active_thread, is_users
 from raydebug.worker.stacks import callers, stacks_of_tasks
 from raydebug.worker.training_step import attributes_of, step_of_frame
@@ -147,7 +148,7 @@ def _samples_of_agents(stacks: Sequence[_Stack]) -> Iterator[OpenSample]:
         at = _at(stack, "/agent_loop", "_run_agent_loop")
         if at is None:
             continue
-        local = stack.frames[at].f_locals
+        local = locals_of(stack.frames[at])
         ids = (_get(local.get("kwargs"), "uid"), _get(local.get("trajectory"), "sample_index"))
         uid = next((one for one in ids if one is not None), "?")
         sample: OpenSample = {"uid": _text(uid), "state": "in the agent loop"}
@@ -158,7 +159,7 @@ def _samples_of_agents(stacks: Sequence[_Stack]) -> Iterator[OpenSample]:
             sample["state"] = STATE_IN[inside[0].f_code.co_name]
         if "age_s" not in sample and (age_s := calls.age_s(stack.frames[at])) is not None:
             sample["age_s"] = age_s
-        inner = [frame.f_locals for frame in stack.frames[:at]]
+        inner = [locals_of(frame) for frame in stack.frames[:at]]
         data = next((one["agent_data"] for one in inner if "agent_data" in one), None)
         turns = attributes_of(data).get("assistant_turns")
         if type(turns) is int:
@@ -173,14 +174,14 @@ def _samples_of_agents(stacks: Sequence[_Stack]) -> Iterator[OpenSample]:
 
 def _locals(stack: _Stack, function: str) -> dict[str, Any] | None:
     at = _at(stack, "/agent_loop", function)
-    return None if at is None else stack.frames[at].f_locals
+    return None if at is None else locals_of(stack.frames[at])
 
 
 def _samples_of_buffer(stacks: Sequence[_Stack]) -> Iterator[OpenSample]:
     """Yield the samples that the trainer waits for: verl 0.9 trainer/ppo/v1/replay_buffer.py, 0.8 main_ppo_sync.py."""
     for stack in stacks:
         for frame in stack.frames:
-            local = frame.f_locals if frame.f_code.co_qualname.startswith("ReplayBuffer") else {}
+            local = locals_of(frame) if frame.f_code.co_qualname.startswith("ReplayBuffer") else {}
             if "partition_id" not in local:
                 continue
             buffer, partition = attributes_of(local.get("self")), local["partition_id"]
@@ -205,7 +206,7 @@ def _rewards(stacks: Sequence[_Stack]) -> TrainingWords:
         source = None
         if inside:
             at, frame = managers[0], inside[-1]
-            local = [stack.frames[number].f_locals for number in managers]
+            local = [locals_of(stack.frames[number]) for number in managers]
             given = (one.get("data_source", _get(one.get("kwargs"), "data_source")) for one in local)
             source = next((one for one in given if one is not None), None)
         elif (openrlhf := _at(stack, "/openrlhf/", *OPENRLHF_REWARDS)) is not None:
@@ -228,7 +229,7 @@ def _requests(stacks: Sequence[_Stack]) -> TrainingWords:
     for stack in stacks:
         if (at := _at(stack, "/vllm/v1/engine/async_llm.py", "generate")) is None:
             continue
-        local = stack.frames[at].f_locals
+        local = locals_of(stack.frames[at])
         request: OpenRequest = {"id": _text(local.get("request_id"))}
         began = [one.began_s for one in stack.spans if one.name.endswith(OF_REQUESTS)]
         age_s = _since(began[-1]) if began else calls.age_s(stack.frames[at])
@@ -287,10 +288,10 @@ def url_of(frames: Sequence[FrameType]) -> str | None:
     for frame in frames:
         for file, function, name in URLS:
             if frame.f_code.co_name == function and frame.f_code.co_filename.endswith(file):
-                return _plain_url(frame.f_locals.get(name))
+                return _plain_url(locals_of(frame).get(name))
     for frame in frames:  # between two tries nothing is open
         if is_users(frame):
-            local = frame.f_locals
+            local = locals_of(frame)
             found = (_plain_url(local[name]) for name in USERS_URLS if name in local)
             if url := next((one for one in found if one), None):
                 return url

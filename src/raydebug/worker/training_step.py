@@ -5,12 +5,13 @@ from __future__ import annotations
 from types import FrameType, GetSetDescriptorType
 from typing import Any
 
+from raydebug.worker.frame_locals import CO_OPTIMIZED, locals_of
+
 # verl 0.9.1 counts in `self.global_steps` of its trainer and passes it along with the batch: in a DataProto's
 # `meta_info["global_steps"]`, in a TensorDict's "global_steps", once for the batch or once for each of its rows
 # (tensordict 0.10 NonTensorData, NonTensorStack). transformers 5.9 Trainer counts in `self.state.global_step`.
 STEP_NAMES = ("global_steps", "global_step")
 MAX_FRAMES = 60
-CO_OPTIMIZED = 1  # inspect.CO_OPTIMIZED: of functions
 
 
 def step_of(frame: FrameType | None) -> int | None:
@@ -29,7 +30,7 @@ def step_of_frame(frame: FrameType) -> int | None:
     """Return the step that a frame itself has, or None."""
     if not frame.f_code.co_flags & CO_OPTIMIZED and frame.f_code.co_name != "<module>":
         return None  # the body of a class: its namespace may be an object of the user's
-    local = frame.f_locals
+    local = locals_of(frame)
     found = _number_in(local)
     if found is None:
         found = _of_object(local.get("self"))
