@@ -126,6 +126,26 @@ def test_times_of_calls(rank) -> None:
     assert times_for({"last_s": 0.0})["groups"] == times_for({})["groups"] == []
 
 
+@pytest.mark.parametrize(
+    ("members", "own", "expected"),
+    [({0: 0, 2: 1}, 1, 2), ({n: n for n in range(9)}, 7, 7)],
+    ids=["subgroup", "trainer and engines of OpenRLHF"],
+)
+def test_rank_in_a_group(rank, members: dict[int, int], own: int, expected: int) -> None:
+    """A rank is named as its group names it: by the default group's rank, or in a group of several by its own."""
+
+    class Group:
+        def rank(self) -> int:
+            return own
+
+    rank(json.loads(ENTRY))
+    world = sys.modules["torch.distributed.distributed_c10d"]._world
+    group = Group()
+    world.pg_names, world.pg_group_ranks = {group: "0"}, {group: members}
+    (read,) = flight_recorder.read_groups()
+    assert (read["rank"], read["ranks"]) == (expected, sorted(members))
+
+
 def test_process_that_is_no_rank() -> None:
     """A process without torch's groups has no times."""
     assert times_for({"last_s": 30.0}) == {}

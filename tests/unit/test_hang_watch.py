@@ -91,6 +91,14 @@ def test_step_is_progress() -> None:
     assert watch(training(), STUCK, 1, 1000, lambda second: {"1": {"step": second // 50}}) == []
 
 
+@pytest.mark.parametrize("missing", [{"1", "2"}, {"1"}, {"2"}], ids=["all", "trainer", "agent"])
+def test_an_answer_that_is_missing_is_no_progress(missing: set[str]) -> None:
+    """A process that does not answer in one look has not ended its step or its samples."""
+    said = {"1": {"step": 12}, "2": {"ended": 5, "requests": [{"id": "a", "tokens": 7}]}}
+    fewer = {instance: said[instance] for instance in {*said} - missing}
+    assert watch(training(), STUCK, 1, 400, lambda second: fewer if second % 20 < 10 else said) == [101, 301]
+
+
 def test_start_is_no_hang() -> None:
     """Before the first step, a training whose lines move is starting, however long; one that is stuck hangs."""
     assert watch(training(), moving, 1, 2000, {"1": {"starting": True}}) == []

@@ -215,6 +215,21 @@ def test_recorded_crash() -> None:
     assert judge([[*others, starts]])["kind"] != "crashed-peer"
 
 
+def test_group_of_a_trainer_and_its_engines() -> None:
+    """In a group of OpenRLHF that counts more ranks than its trainer has, no rank of the trainer is gone or missing."""
+    waits = {**collective(0, **calls(0, WAITS, ranks=range(9))), "world": 4}
+    others = [process(1, state="silent", threads=[]), *(process(rank, *LOADING) for rank in (2, 3))]
+    assert judge([[waits, *others]])["kind"] not in ("crashed-peer", "missing-rank")
+
+
+def test_calls_that_have_no_number() -> None:
+    """Ranks of a group of ray.util.collective that are one call apart do not differ: it counts no calls."""
+    ranks = [collective(rank, "broadcast", **calls(rank, ("broadcast", 17 if rank else 4, False))) for rank in range(3)]
+    for one in ranks:
+        one["collectives"][0]["description"] = "ray.util.collective"
+    assert judge([ranks])["kind"] == "unknown"
+
+
 def test_ranks_with_roles_of_their_own() -> None:
     """A rank whose process has another name than the others' is not gone."""
     names = [collective(rank, role=f"worker {rank}", **calls(rank, WAITS, ranks=range(2))) for rank in (0, 1)]

@@ -86,7 +86,7 @@ READY = "def ready():\n    print('ready', flush=True)\n"
 def hang(gateway: GatewayUnderTest):
     """Start a program that hangs; return its stacks and the verdict."""
 
-    def start(program: str, *, samples: int = 1, **variables: str):
+    def start(program: str, *, samples: int = 1, apart_s: float = 0.0137, **variables: str):
         process = gateway.start(OPEN + READY + program, RAYDEBUG_JOB="j1", **variables)
         assert process.stdout is not None
         printed = ""
@@ -95,7 +95,7 @@ def hang(gateway: GatewayUnderTest):
         time.sleep(0.3)
         taken = []
         for number in range(samples):
-            time.sleep(0.0 if number == 0 else 0.0137)
+            time.sleep(0.0 if number == 0 else apart_s)
             taken.append(fetch_stacks(gateway, timeout_s=1.0))  # type: ignore[arg-type]
         return taken[-1], judge(taken), printed
 
@@ -224,7 +224,7 @@ threading.Event().wait()
 @pytest.mark.parametrize("program", [POOL, ASYNC], ids=["pool", "async"])
 def test_chain_in_a_process(hang, program: str) -> None:
     """A chain leads through tasks and futures to the thread that works for them, with what that waits for."""
-    _, verdict, _ = hang(program, samples=2)
+    _, verdict, _ = hang(program, samples=2, apart_s=1.1)
     assert (verdict["kind"], verdict["certainty"]) == ("network", "certain"), verdict
     assert re.search(r"waits for an HTTP response from 127.0.0.1:\d+ at \S+program0.py:\d+ judge", verdict["text"])
     assert len({one["at"] for one in verdict["chain"]}) > 1
@@ -237,8 +237,10 @@ def test_chain_over_http(hang, gateway: GatewayUnderTest) -> None:
     asks = gateway.start(OPEN + READY + client, RAYDEBUG_JOB="j1")
     assert asks.stdout is not None
     asks.stdout.readline()
-    time.sleep(0.5)
-    looks = [fetch_stacks(gateway, timeout_s=1.0) for _ in range(2)]  # type: ignore[arg-type]
+    looks = []
+    for apart_s in (0.5, 1.1):
+        time.sleep(apart_s)
+        looks.append(fetch_stacks(gateway, timeout_s=1.0))  # type: ignore[arg-type]
     for look in looks:
         for one in look:
             one["is_driver"] = one["pid"] == asks.pid

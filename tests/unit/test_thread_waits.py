@@ -90,6 +90,28 @@ def test_tasks_of_asyncio(begin: Start, stop: threading.Event) -> None:
     assert seen["task inner"]["awaits"][0] in thread["holds"]
 
 
+@pytest.mark.parametrize("how", ["group", "shield"])
+def test_tasks_of_a_group(begin: Start, stop: threading.Event, how: str) -> None:
+    """A task awaits those of its TaskGroup, and the one that it shields from cancellation."""
+
+    async def run() -> None:
+        async def tool() -> None:
+            await asyncio.to_thread(stop.wait)
+
+        async def rollout() -> None:
+            if how == "shield":
+                await asyncio.shield(asyncio.create_task(tool(), name="inner"))
+                return
+            async with asyncio.TaskGroup() as group:
+                group.create_task(tool(), name="inner")
+
+        await asyncio.create_task(rollout(), name="outer")
+
+    begin("loop", lambda: asyncio.run(run()))
+    seen = look()
+    assert {*seen["task inner"]["holds"]} & {*seen["task outer"]["awaits"]}
+
+
 def test_result_of_a_loop_in_another_thread(begin: Start, stop: threading.Event) -> None:
     """A thread that waits for a coroutine in the loop of another thread awaits its task."""
     loop = asyncio.new_event_loop()
@@ -182,3 +204,30 @@ def test_groups_of_rays_collectives(
     groups = {one["name"]: one for one in read(stacks.collect(), StacksRecord)["collectives"]}
     assert [(one["op"], one["done"]) for one in groups["sync"]["calls"]] == [("broadcast", False)]
     assert (groups["other"]["calls"], groups["other"]["rank"], groups["other"]["ranks"]) == ([], 1, [0, 1])
+
+
+@pytest.mark.parametrize("is_task", [False, True], ids=["thread", "task"])
+def test_deep_stack(begin: Start, stop: threading.Event, is_task: bool) -> None:
+    """A deep recursion leaves out frames in the middle: what waits is inside, and for what is outside."""
+
+    def recurse(depth: int) -> None:
+        stop.wait() if depth == 0 else recurse(depth - 1)
+
+    async def recurse_in_task(depth: int) -> None:
+        await (asyncio.sleep(60) if depth == 0 else recurse_in_task(depth - 1))
+
+    def compute_score() -> None:
+        recurse(90)
+
+    async def compute_in_task() -> None:
+        stopped = asyncio.create_task(recurse_in_task(90), name="deep")
+        await asyncio.to_thread(stop.wait)
+        stopped.cancel()
+
+    begin("score", (lambda: asyncio.run(compute_in_task())) if is_task else compute_score)
+    record = {one["name"]: one for one in read(stacks.collect(), StacksRecord)["threads"]}
+    frames = record["task deep" if is_task else "score"]["frames"]
+    assert len(frames) == stacks.MAX_FRAMES
+    inner, outer = ("sleep", "recurse_in_task") if is_task else ("Condition.wait", "compute_score")
+    assert frames[0]["function"] == inner
+    assert any(one["function"].endswith(outer) for one in frames[-4:])

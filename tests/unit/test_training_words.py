@@ -329,12 +329,14 @@ def test_lost_samples() -> None:
 def test_who_is_missing_in_a_weight_sync() -> None:
     """A rank of the trainer that is not in the synchronisation is missing; if all are, the other side is."""
     ranks = [process(1, "WorkerDict", 0), process(2, "WorkerDict", 1), process(3, "VLLM::EngineCore", 0)]
-    trainer, rollout = {"side": "trainer"}, {"side": "rollout"}
+    trainer, rollout, both = {"side": "trainer"}, {"side": "rollout"}, {"side": "both"}
     for inside, missing in (
         ({1: trainer, 3: rollout}, "trainer's rank 1"),
         ({1: trainer, 2: trainer}, "rollout"),
         ({3: rollout}, "trainer"),
         ({1: trainer, 2: trainer, 3: rollout}, None),
+        ({1: both, 2: both}, None),
+        ({1: both}, "trainer's rank 1"),
     ):
         found: Any = {str(pid): {"sync": {**sync}} for pid, sync in inside.items()}
         join(found, ranks, all_said=True)

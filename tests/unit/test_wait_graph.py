@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -371,6 +372,25 @@ def test_a_thousand_actors() -> None:
     assert judge([[main, *actors]], tasks)["pids"]
 
 
+def test_many_waits() -> None:
+    """Many tasks that wait for their arguments, and many actors that wait for many others, take less than seconds."""
+    codes = [f"{number:04x}" for number in range(4000)]
+    waiting: list[Task] = [{**task("ab", "join", None, "PENDING_ARGS_AVAIL"), "task_id": one * 12} for one in codes]
+    main = driver()
+    main["threads"][0]["objects"] = [one * 14 for one in codes]
+    graph = Graph([main, actor("Worker", 9, *STUCK)], [*waiting, task("cd", "Worker.train", "Worker")])
+    assert len(graph.edges(graph.node(main))) == 1
+    waits = frame(RAY, 1000, "Worker.get_objects"), frame(RAY, 3000, "get")
+    dense = [
+        actor(f"w{n}", 100 + n, *waits, thread={"objects": [one * 14 for one in codes[n + 1 : 180]]})
+        for n in range(180)
+    ]
+    tasks: list[Task] = [{**task("ab", "Worker.train", f"w{n}"), "task_id": codes[n] * 12} for n in range(180)]
+    began_s = time.process_time()
+    judge([dense], tasks)
+    assert time.process_time() - began_s < 6
+
+
 def test_thread_at_the_end_moves() -> None:
     """Movement is that of the thread at the end of the chain: the main thread stands and waits for it."""
 
@@ -403,3 +423,127 @@ def test_tasks_of_one_name() -> None:
     verdict = judge([look, look], [task("ab", "Agent.generate", "Agent")])
     assert (verdict["kind"], verdict["certainty"]) == ("network", "certain")
     assert "from 10.0.0.9:80 at /job/a.py:3 call_tool; driver (pid 8) waits for Agent.generate" in verdict["text"]
+
+
+SELECTS = frame("/usr/lib/python3.11/selectors.py", 415, "EpollSelector.select")
+RUNS = frame(THREADING, 982, "Thread.run"), frame(THREADING, 1045, "Thread._bootstrap_inner")
+RUNNER = "/usr/lib/python3.11/asyncio/runners.py"
+
+
+@pytest.mark.parametrize(
+    ("name", "loop"),
+    [("AsyncIO Thread: default", RUNS), ("MainThread", (frame(RUNNER, 118, "Runner.run"), MAIN))],
+    ids=["async actor", "uvloop.run"],
+)
+def test_uvloop(name: str, loop: tuple[Any, ...]) -> None:
+    """A loop of uvloop has no frame of its own: its tasks count; without one, an async actor is idle."""
+    agent = actor("Agent", 9, *loop, thread={"name": name})
+    if loop is RUNS:
+        assert judge([[driver("ab", how="sleep"), agent]] * 2)["pids"] == [8]
+    request = frame("/env/lib/python3.11/site-packages/aiohttp/client.py", 9, "ClientSession._request")
+    calls = frame("/env/lib/python3.11/site-packages/verl/agent_loop.py", 50, "AgentLoopWorker.call_tool")
+    for own in (calls, frame("/job/a.py", 3, "call_tool")):
+        stuck = {"name": "task Task-1", "frames": [request, own], "host": "10.0.0.9:80"}
+        look = [driver("ab"), {**agent, "threads": [*agent["threads"], stuck]}]
+        if loop is RUNS or own is not calls:
+            assert judge([look], [task("ab", "Agent.generate", "Agent")])["kind"] == "network"
+
+
+LIBRARY = "/usr/lib/python3.11/"
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (frame(THREADING, 331, "Condition.wait"), frame(THREADING, 629, "Event.wait"),
+         frame(f"{LIBRARY}multiprocessing/managers.py", 180, "Server.serve_forever")),
+        (SELECTS, frame(SERVER, 235, "BaseServer.serve_forever")),
+        (frame(f"{LIBRARY}socket.py", 294, "socket.accept"),),
+        (frame(f"{LIBRARY}multiprocessing/connection.py", 216, "_ConnectionBase.recv_bytes"),
+         frame(f"{LIBRARY}multiprocessing/queues.py", 365, "SimpleQueue.get"),
+         frame(f"{LIBRARY}multiprocessing/pool.py", 114, "worker")),
+        (SELECTS, frame(f"{LIBRARY}asyncio/base_events.py", 1, "_run_once"), frame(RUNNER, 118, "Runner.run"),
+         frame("/env/lib/python3.11/site-packages/uvicorn/server.py", 67, "Server.run")),
+    ],
+    ids=["manager", "socketserver", "accept", "pool", "uvicorn"],
+)  # fmt: skip
+def test_idle_server_is_not_blamed(frames: tuple[Any, ...]) -> None:
+    """A server or a worker of a pool that has nothing to do is not why a driver stands whose wait is not known."""
+    server = process(None, *frames, frame("/job/tool.py", 30, "main"), role="python", pid=20, child_of=8)
+    for waits in (driver("ab", how="sleep"), process(None, frame(QUEUE, 1, "Queue.get"), MAIN, role="driver", pid=8)):
+        assert judge([[waits, server]] * 2)["pids"] == [8]
+
+
+def test_task_named_run() -> None:
+    """A task is in a function of its name, not in the `run` that each thread has; at best in one of its whole name."""
+    monitor = {"name": "Thread-1", "frames": [frame("/v/site-packages/tqdm/_monitor.py", 60, "TMonitor.run"), RUNS[1]]}
+    helper = {"name": "Thread-2", "frames": [frame("/job/a.py", 8, "Other.run"), *RUNS]}
+    runner = asks("Runner", 9)
+    waits = {**runner["threads"][0], "name": "task Task-1"}
+    waits["frames"] = [*waits["frames"], frame("/job/a.py", 5, "Runner.run")]
+    loop = {"name": "AsyncIO Thread: default", "frames": [SELECTS, *RUNS]}
+    look = [driver("ab"), {**runner, "threads": [loop, monitor, helper, waits]}]
+    assert judge([look], [task("ab", "Runner.run", "Runner")])["kind"] == "network"
+    look = [driver("ab"), {**runner, "threads": [*runner["threads"], monitor, {"name": "loop", "frames": [*RUNS]}]}]
+    assert judge([look], [task("ab", "Runner.run", "Runner", "SUBMITTED_TO_WORKER")])["kind"] == "mailbox"
+
+
+def test_what_was_seen_once_is_not_certain() -> None:
+    """A process that was silent in the first look, or is in another call now, was not seen to stand."""
+    tasks = [task("ab", "Reward.score", "Reward")]
+    silent = process(None, role="Reward", pid=9, actor_id="Reward", state="silent")
+    before = {**silent, "threads": []}
+    assert judge([[driver("ab"), before], [driver("ab"), asks("Reward", 9)]], tasks)["certainty"] == "likely"
+
+    def look(age_s: float) -> list[Any]:
+        call = {"thread": "MainThread", "function": "score", "file": "/job/r.py", "line": 30, "age_s": age_s}
+        return [driver("ab"), asks("Reward", 9, calls=[call])]
+
+    assert judge([look(0.0), look(2.0)], tasks)["certainty"] == "certain"
+    verdict = judge([look(0.0), look(0.1)], tasks)
+    assert (verdict["kind"], verdict["certainty"]) == ("moving", "likely"), "a call that began after the first look"
+
+
+def test_words_of_a_training_are_likely_in_one_look() -> None:
+    """What a training says that it waits for is certain if the process stood there in two looks."""
+    sleeps = {**frame("/v/site-packages/verl/replay_buffer.py", 392, "sample"), "text": "time.sleep(1)"}
+    look = [process(None, sleeps, MAIN, role="driver", pid=8)]
+    words: dict[str, TrainingWords] = {"8": {"samples": [{"uid": "u7", "state": "running"}]}}
+    assert [judge([look] * looks, [], words)["certainty"] for looks in (1, 2)] == ["likely", "certain"]
+    moved = [process(None, sleeps, frame("/job/main.py", 12, "<module>"), role="driver", pid=8)]
+    assert judge([moved, look], [], words)["certainty"] == "likely"
+
+
+@pytest.mark.parametrize("how", ["stands", "in turns", "async", "threads"])
+def test_actors_that_ask_one_another(how: str) -> None:
+    """Two actors deadlock if they were in this wait before, and the call that is queued cannot begin."""
+
+    def look(code: str) -> list[Any]:
+        executes = frame("/x/ray/_private/function_manager.py", 700, "actor_method_executor")
+        waits = frame(RAY, 1000, "Worker.get_objects"), frame(RAY, 3000, "get")
+        one = actor("A", 9, *waits, frame("/job/a.py", 5, "A.run"), executes, thread={"objects": ["cc" * 28]})
+        other = actor("B", 10, *waits, frame("/job/b.py", 3, "B.work"), thread={"objects": [code * 28]})
+        if how == "async":
+            one["threads"] = [{"name": "AsyncIO Thread: default", "frames": [SELECTS, *RUNS]},
+                              {**one["threads"][0], "name": "task Task-3"}]  # fmt: skip
+        if how == "threads":
+            one["threads"].append({"name": "Dummy-2", "frames": [frame("/job/a.py", 9, "A.serve"), executes]})
+        return [driver("ab"), one, other]
+
+    tasks = [task("ab", "A.run", "A"), task("cc", "B.work", "B"), task("d1", "A.status", "A", "SUBMITTED_TO_WORKER")]
+    verdict = judge([look("d0" if how == "in turns" else "d1"), look("d1")], tasks)
+    assert (verdict["kind"] == "deadlock") == (how == "stands"), verdict
+    assert verdict["certainty"] == ("certain" if how == "stands" else "likely")
+    assert verdict["kind"] != "none"
+
+
+def test_server_with_several_handlers() -> None:
+    """Nobody knows which handler of a server has a request: where there are several, the verdict is likely."""
+    waits = frame(HTTP, 300, "HTTPResponse.begin"), frame("/job/server.py", 5, "do_POST"), frame(SERVER, 9, "handle")
+    handlers = [{"name": f"Thread-{n}", "frames": list(waits), "host": "10.0.0.7:443"} for n in (2, 3)]
+    for many, certainty in ((1, "certain"), (2, "likely")):
+        server = actor("Server", 10, *IDLE, listens=[8000])
+        look = [driver("ab"), asks("Reward", 9, "10.0.0.1:8000"), server]
+        server["threads"] += handlers[:many]
+        verdict = judge([look, look], [task("ab", "Reward.score", "Reward")])
+        assert (verdict["pids"][0], verdict["certainty"]) == (10, certainty)

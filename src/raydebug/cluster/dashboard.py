@@ -180,7 +180,7 @@ class Dashboard:
 
     def pending_tasks(self, job_id: str) -> list[TaskRow]:
         """Return the rows of a job's tasks that have no node yet; the creation of an actor is a task too."""
-        return self._rows("tasks", ("job_id", "=", job_id), ("state", "=", "PENDING_NODE_ASSIGNMENT"))
+        return self._rows("tasks", ("job_id", "=", job_id), ("state", "=", UNPLACED))
 
     def unfinished_tasks(self) -> list[TaskRow]:
         """Return the rows of the tasks that wait or run, of actors too; at most MOST_TASKS of them.

@@ -43,7 +43,7 @@ class OpenRequest(TypedDict, total=False):
 class WeightSync(TypedDict, total=False):
     """A synchronisation of weights that has begun and not ended."""
 
-    side: Name  # of this process: trainer or rollout
+    side: Name  # of this process: trainer, rollout, or both
     missing: Name  # the side that has not joined, as far as this process knows
     age_s: float
 

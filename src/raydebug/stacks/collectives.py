@@ -19,6 +19,7 @@ from raydebug.stacks.waits import (
     CERTAIN,
     COLLECTIVE,
     LIKELY,
+    LOGS,
     Verdict,
     Wait,
     attach,
@@ -33,7 +34,6 @@ EQUAL_INPUTS = re.compile(
     r"^_?(all_?reduce|broadcast|reduce|all_?gather_(base|into_tensor)|reduce_scatter_(base|tensor))$"
 )
 POINT_TO_POINT = re.compile(r"send|recv")
-LOGS = "raydebug job logs --first-error"
 
 
 def judge_collectives(
@@ -147,7 +147,8 @@ def _judge_group(
     inside = {rank: group.members[rank] for rank in group.members if seq in group.pending(rank)}
     if any(one["instance"] in moved for one in inside.values()):
         return None
-    for each in sorted({seq for calls in group.calls.values() for seq in calls}):
+    # The calls of ray.util.collective have no numbers: ranks one call apart would differ.
+    for each in sorted({seq for calls in group.calls.values() for seq in calls if not group.is_rays}):
         different = _differences(group, each)
         if len(different) > 1:
             return 0, _mismatch(group, each, different, places)
@@ -158,6 +159,8 @@ def _judge_group(
     others = [one for one in processes if one["role"] == first["role"] and one["instance"] not in members]
     there = {one["rank"] for one in others} | group.present
     gone = [rank for rank in group.ranks if rank not in there]
+    if not group.is_rays and max(group.ranks) >= (first["world"] or 0):
+        others, gone = [], []  # OpenRLHF's group of a trainer and its engines counts ranks of its own
     if gone and None not in there and group.is_rays:
         return 1, _not_there(gone, first["role"], waiting)
     if gone and None not in there:  # torch makes a group when all of its ranks are there

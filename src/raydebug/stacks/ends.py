@@ -12,14 +12,13 @@ from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.records import OpenCall
 from raydebug.protocol.training import TrainingWords
 from raydebug.render import command
-from raydebug.stacks.graph import Graph, Node, Path
-from raydebug.stacks.groups import is_idle_stack, place, users_frame
-from raydebug.stacks.waits import COLLECTIVE, VerdictKind, attach, count, holds_gil
+from raydebug.stacks.graph import CREATION, Graph, Node, Path
+from raydebug.stacks.groups import is_idle_server, is_idle_thread, place, users_frame
+from raydebug.stacks.waits import COLLECTIVE, LOGS, VerdictKind, attach, count, for_seconds, holds_gil
 
 SHOWN_CALL_S = 5.0  # a shorter call says nothing
 LONG_CALL_S = 60.0  # a call that takes longer is said to compute, although its lines move
 EXPLAINED = ("sleep", "queue", "lock", "engine")  # waits whose reason the training itself may know
-LOGS = "raydebug job logs --first-error"
 # What a process does while a job starts: file, function, phase. vLLM 0.28, transformers 5, CPython 3.11, ray 2.60.0.
 STARTS: tuple[tuple[str, str, str], ...] = (
     (r"^<frozen importlib", r"_find_and_load", "it imports modules"),
@@ -51,10 +50,12 @@ def rank_of(node: Node, graph: Graph, *, moved: bool) -> End:
     process, kind = node.process, node.wait.kind
     if process["state"] != messages.ANSWERED:
         return End.SILENT
-    if is_idle_stack(node.thread.get("frames", [])):
+    if is_idle_thread(node.thread):
         return End.IDLE
     if kind in EXPLAINED and _unfinished(graph.words_of(process)):
         return End.WAITS
+    if is_idle_server(node.thread.get("frames", [])):
+        return End.IDLE
     if moved:
         return End.MOVES if kind in ("unknown", COLLECTIVE) else End.POLLS  # from one known wait to another
     ranks = {"unknown": End.STANDS, "sleep": End.SLEEPS, "ray-get": End.OBJECT, COLLECTIVE: End.OBJECT,
@@ -96,7 +97,7 @@ def describe(node: Node, graph: Graph, *, moved: bool, others: Sequence[ListedSt
     age = f", in one call of {call.get('function', '?')} for {age_s:.0f} s" if call and age_s >= SHOWN_CALL_S else ""
     at, rank = place(wait.at), rank_of(node, graph, moved=moved)
     if rank == End.WAITS and wait.kind in EXPLAINED and _unfinished(graph.words_of(process)):
-        return Said("training", f"{wait.who} waits at {at}{words}", attach(process), is_sure=True, at_once=True)
+        return Said("training", f"{wait.who} waits at {at}{words}", attach(process), is_sure=True)
     if rank == End.POLLS:
         who = count([process, *others])
         text = f"{who} in one wait after the other, last at {at}: what they wait for is not known{words}"
@@ -106,7 +107,7 @@ def describe(node: Node, graph: Graph, *, moved: bool, others: Sequence[ListedSt
     if moved:
         text = f"{count([process, *others])} at work, at another line than before or computing: now at {at}{age}{words}"
         return Said("moving", text, None, is_sure=True)
-    if is_idle_stack(node.thread.get("frames", [])):
+    if is_idle_thread(node.thread):
         return Said("unknown", f"{wait.who} is idle{words}", attach(process))
     if wait.kind == "unknown" or wait.kind == COLLECTIVE:
         return Said("unknown", f"{wait.who} is at {at}; it is in no known wait{age}{words}", attach(process))
@@ -160,7 +161,7 @@ def phase_of(path: Path, graph: Graph) -> str:
         if words.get("starting"):
             return words.get("phase", "no step has begun")
     for edge in path.edges:
-        if edge.task is not None and edge.task.get("type") == "ACTOR_CREATION_TASK" and edge.target is not None:
+        if edge.task is not None and edge.task.get("type") == CREATION and edge.target is not None:
             return edge.task["name"]
     for frame in path.end.thread.get("frames", []) if path.end is not None else ():
         name = frame.get("function", "").rpartition(".")[2]
@@ -205,4 +206,4 @@ def _reward(one: Mapping[str, object]) -> str:
 
 def _age(one: Mapping[str, object]) -> str:
     age = one.get("age_s")
-    return f" for {age:.0f} s" if isinstance(age, int | float) else ""
+    return for_seconds(age if isinstance(age, int | float) else None)

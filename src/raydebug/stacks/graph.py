@@ -14,15 +14,16 @@ from functools import cached_property
 from typing import NotRequired, TypedDict
 from urllib.parse import urlsplit
 
+from raydebug.cluster.dashboard import UNPLACED
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.records import ThreadStack
 from raydebug.protocol.training import TrainingWords
-from raydebug.stacks.groups import active_thread, is_idle, users_frame
+from raydebug.stacks.groups import BELOW_TRAINERS, active_thread, is_idle, users_frame
 from raydebug.stacks.waits import Wait, wait_of
 
 # States of a task that is queued at its actor: ray 2.60.0 src/ray/protobuf/common.proto TaskStatus.
 QUEUED = ("SUBMITTED_TO_WORKER", "PENDING_ACTOR_TASK_ORDERING_OR_CONCURRENCY", "PENDING_ACTOR_TASK_ARGS_FETCH")
-UNPLACED, WAITS_FOR_ARGUMENTS, RUNNING = "PENDING_NODE_ASSIGNMENT", "PENDING_ARGS_AVAIL", "RUNNING"
+WAITS_FOR_ARGUMENTS, RUNNING = "PENDING_ARGS_AVAIL", "RUNNING"
 TASK_ID_CHARS = 48  # an object's id begins with that of its task (ray 2.60.0 src/ray/common/id.h)
 CREATION = "ACTOR_CREATION_TASK"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -30,6 +31,7 @@ DATA_LOADER_WORKER = "/torch/utils/data/_utils/worker.py"  # torch 2.11 and 2.13
 ENGINE = "VLLM::EngineCore"  # vLLM 0.28: title of the engine's process
 SERVES = re.compile(r"/(socketserver|http/server|uvicorn/|aiohttp/web|asyncio/base_events|hypercorn/)")
 OF_BUFFER = ("running", "pending")  # states of a sample in the buffer of verl's trainer
+_EXECUTES = "/ray/_private/function_manager.py"  # on the stack of each thread that runs a method (ray 2.60.0)
 MAX_NODES = 20_000
 
 
@@ -119,6 +121,7 @@ class Graph:
     ) -> None:
         self.processes, self._words = processes, words or {}
         self._tasks = {task["task_id"]: task for task in tasks}
+        self._creations = {one["actor_id"]: one for one in tasks if one["actor_id"] and one.get("type") == CREATION}
         self._by_actor = {one["actor_id"]: one for one in processes if one["actor_id"]}
         self._by_pid: dict[object, list[ListedStacks]] = {}
         self._by_port: dict[int, list[ListedStacks]] = {}
@@ -153,7 +156,7 @@ class Graph:
     def walk(self, root: Node) -> tuple[list[Path], list[Edge]]:
         """Return one path to each end that is reached from a node, and the edges of a cycle, if there is one."""
         ends: list[Path] = []
-        found = {root.key}
+        found, on_path = {root.key}, {root.key}
         cycle: list[Edge] = []
         path: list[Edge] = []
         open_edges = [(root, iter(self.edges(root)), True)]
@@ -163,24 +166,24 @@ class Graph:
             if edge is None:
                 if is_end:
                     ends.append(Path(root, tuple(path)))
+                on_path.discard(node.key)
                 if path:
                     path.pop()
                 continue
             target = edge.target
-            if (
-                target is not None
-                and target.key in found
-                and target.key in (on_path := [root.key, *(one.target.key for one in path if one.target)])
-            ):
-                if edge.kind not in ("ray-get", "mailbox", "lock"):  # it also listens: no cycle of waits
+            if target is not None and target.key in on_path:
+                # A process that also listens, or a wait that is only possible, is no cycle of waits.
+                if edge.kind not in ("ray-get", "mailbox", "lock") or not edge.is_seen:
                     open_edges.append((node, edges, is_end))
                     continue
-                cycle = cycle or [*path[on_path.index(target.key) :], edge]
+                begin = next((n for n, one in enumerate(path) if one.source.key == target.key), len(path))
+                cycle = cycle or [*path[begin:], edge]
             open_edges.append((node, edges, False))
             if target is None:
                 ends.append(Path(root, (*path, edge)))
             elif target.key not in found:
                 found.add(target.key)
+                on_path.add(target.key)
                 path.append(edge)
                 open_edges.append((target, iter(self.edges(target)), True))
         return ends, cycle
@@ -205,18 +208,20 @@ class Graph:
 
     def _of_objects(self, node: Node) -> list[Edge]:
         thread, found = node.thread, []
-        asked = set(thread.get("objects", []))
+        asked, same = set(thread.get("objects", [])), set[tuple[str, str | None]]()
         for name in dict.fromkeys([*thread.get("objects", []), *thread.get("polls", [])]):
             task = self._tasks.get(name[:TASK_ID_CHARS])
-            if task is not None:
-                polled = "" if name in asked else name
-                found += [replace(edge, polled=polled) for edge in self._of_task(node, task)]
+            if task is None or (task["state"], task.get("job_id")) in same:
+                continue
+            if task["state"] == WAITS_FOR_ARGUMENTS:  # the next one of its job has the same edges
+                same.add((task["state"], task.get("job_id")))
+            polled = "" if name in asked else name
+            found += [replace(edge, polled=polled) for edge in self._of_task(node, task)]
         return found
 
     def _of_task(self, node: Node, task: Task) -> list[Edge]:
         if task["actor_id"] and task["state"] == UNPLACED and task.get("type") != CREATION:
-            of_actor = (one for one in self._tasks.values() if one["actor_id"] == task["actor_id"])
-            task = next((one for one in of_actor if one.get("type") == CREATION), task)
+            task = self._creations.get(task["actor_id"], task)
         if task["state"] == WAITS_FOR_ARGUMENTS:
             running = [one for one in self._tasks.values() if one["state"].startswith(RUNNING) and one is not task]
             same = [one for one in running if one.get("job_id") == task.get("job_id") and one.get("type") != CREATION]
@@ -233,7 +238,8 @@ class Graph:
             return []
         target = self._node_in(runner, task)
         is_queued = task["state"] in QUEUED and not _runs(target.thread, task["name"])
-        return [Edge(node, target, "mailbox" if is_queued else "ray-get", task["name"], task=task)]
+        kind, is_seen = "mailbox" if is_queued else "ray-get", not (is_queued and _may_begin(target))
+        return [Edge(node, target, kind, task["name"], is_seen, task)]
 
     def _runner(self, task: Task) -> ListedStacks | None:
         if task["actor_id"] in self._by_actor:
@@ -244,22 +250,21 @@ class Graph:
 
     def _node_in(self, process: ListedStacks, task: Task) -> Node:
         """Return the thread that runs a task, or the active one."""
-        own = next((one for one in process["threads"] if _runs(one, task["name"])), None)
-        return self.node(process, own)
+        own = max(process["threads"], key=lambda one: _runs(one, task["name"]), default=None)
+        return self.node(process, own if own is not None and _runs(own, task["name"]) else None)
 
     def _of_network(self, node: Node) -> list[Edge]:
         """Return the edges to processes that listen where a node waits for an answer."""
         host, _, port = node.thread.get("host", "").rpartition(":")
         return self._to_port(node, host, int(port)) if port.isdigit() and node.wait.kind == "network" else []
 
-    def _to_port(self, node: Node, host: str, port: int, *, is_seen: bool = True) -> list[Edge]:
+    def _to_port(self, node: Node, host: str, port: int) -> list[Edge]:
         near = node.process["ip"]
         return [
-            Edge(node, self.node(other, thread), "network", f"an answer at {host}:{port}", is_seen)
+            Edge(node, self.node(other, serving[0]), "network", f"an answer at {host}:{port}", len(serving) == 1)
             for other in self._by_port.get(port, [])
             if other is not node.process and (host == other["ip"] or (host in LOOPBACK and near == other["ip"]))
-            for thread in [_serving(other)]
-            if thread is not None
+            if (serving := _serving(other))
         ]
 
     def _of_children(self, node: Node) -> list[Edge]:
@@ -320,20 +325,40 @@ def _is_loader_worker(process: ListedStacks) -> bool:
     return not process["threads"] or any(frame.get("file", "").endswith(DATA_LOADER_WORKER) for frame in frames)
 
 
-def _runs(thread: ThreadStack, task: str) -> bool:
-    """Return whether a thread is in the function of a task: `Critic.fit` is `fit` or `Critic.fit` on the stack."""
-    name = task.rpartition(".")[2]
-    return any(one.get("function", "").rpartition(".")[2] == name for one in thread.get("frames", []))
+def _runs(thread: ThreadStack, task: str) -> int:
+    """Return whether a thread is in the function of a task, at best by its whole name: `Critic.fit` is 2, `fit` is 1.
+
+    Libraries have functions of any name: each thread is in `Thread.run`, or in the `run` of a class of its own.
+    """
+    frames, name, best = thread.get("frames", []), task.rpartition(".")[2], 0
+    callers = [one.get("function", "") for one in frames[1:]]
+    for frame, caller in zip(frames, [*callers, ""], strict=False):
+        function = frame.get("function", "")
+        if function == task:
+            return 2
+        is_found = function.rpartition(".")[2] == name and not BELOW_TRAINERS.search(frame.get("file", ""))
+        if is_found and not caller.endswith("_bootstrap_inner"):
+            best = 1
+    return best
 
 
-def _serving(process: ListedStacks) -> ThreadStack | None:
-    """Return the thread of a process that answers requests, at best in the user's code; None if none does so."""
+def _may_begin(node: Node) -> bool:
+    """Return whether a call may begin although others run: Ray says so late, and its actor has more than one thread."""
+    executors = [one for one in node.process["threads"] if any(_EXECUTES in f.get("file", "") for f in one["frames"])]
+    return node.thread["name"].startswith("task ") or len(executors) > 1
+
+
+def _serving(process: ListedStacks) -> list[ThreadStack]:
+    """Return the threads that may answer a request: those in the user's code, else one of the server's; empty if none.
+
+    Where there are several, nobody knows which one has the request.
+    """
     if not process["threads"]:
-        return {"name": "", "frames": []}
+        return [{"name": "", "frames": []}]
     threads = process["threads"]
     serving = [one for one in threads if any(SERVES.search(frame.get("file", "")) for frame in one.get("frames", []))]
     tasks = [one for one in threads if serving and one["name"].startswith("task ")]
-    return next((one for one in (*serving, *tasks) if _handles(one)), serving[0] if serving else None)
+    return [one for one in (*serving, *tasks) if _handles(one)] or serving[:1]
 
 
 def _handles(thread: ThreadStack) -> bool:

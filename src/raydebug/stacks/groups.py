@@ -14,7 +14,17 @@ IDLE = (("/ray/_private/worker.py", "main_loop"), ("/ray/_private/workers/defaul
 _OF_PACKAGES = re.compile(r"/(?:site-packages|dist-packages|lib/python3[.\d]*)/|^<")
 OUTLIER_BELOW = 1 / 3  # of the processes of a role
 # Libraries that a trainer calls. If it is a package itself (verl), its own frames say more than theirs.
-_BELOW_TRAINERS = re.compile(r"-packages/(torch|ray|tensordict|numpy|uvloop)/|/lib/python3[.\d]*/(?!.*-packages/)|^<")
+BELOW_TRAINERS = re.compile(r"-packages/(torch|ray|tensordict|numpy|uvloop)/|/lib/python3[.\d]*/(?!.*-packages/)|^<")
+EVENT_LOOP = "AsyncIO Thread:"  # the thread of an async actor's loop (ray 2.60.0 _raylet.pyx)
+# Loops of servers and pools, and what they call while they have no request and no work.
+_SERVES = re.compile(
+    r"/(?:(?:socketserver|multiprocessing/managers|asyncio/base_events)\.py \S*serve_forever|socket\.py \S*accept"
+    r"|multiprocessing/pool\.py worker|uvicorn/server\.py \S+)$"
+)
+_IS_AWAITED = re.compile(
+    r"/lib/python3[.\d]*/(?:selectors|threading|asyncio/\w+|multiprocessing/(?:connection|queues|synchronize))\.py$"
+    r"|-packages/uvloop/"
+)
 _LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|lib/python3[.\d]*)/")
 
 
@@ -36,18 +46,29 @@ def active_thread(process: ListedStacks) -> ThreadStack:
     empty: ThreadStack = {"name": "", "frames": []}
     own = [one for one in candidates if users_frame(one.get("frames", []))]
     if not own and threads and _waits_in_loop(threads[0]):  # tasks of a trainer that is a package itself
-        own = [one for one in tasks if any(not _BELOW_TRAINERS.search(f.get("file", "")) for f in one["frames"])]
+        own = [one for one in tasks if any(not BELOW_TRAINERS.search(f.get("file", "")) for f in one["frames"])]
     return next(iter((*own, *threads, empty)))
 
 
 def _waits_in_loop(thread: ThreadStack) -> bool:
     """Return whether a thread is in the event loop of asyncio, and runs no task of the user's now."""
+    if _is_in_uvloop(thread):
+        return True
     for frame in thread.get("frames", []):
         if frame.get("file", "").endswith("/asyncio/base_events.py"):
             return True
         if users_frame([frame]):
             return False
     return False
+
+
+def _is_in_uvloop(thread: ThreadStack) -> bool:
+    """Return whether a thread is in a loop of uvloop, which is compiled: its caller is the innermost frame."""
+    frames = thread.get("frames", [])
+    inner = frames[0] if frames else {}
+    file, function = inner.get("file", ""), inner.get("function", "").rpartition(".")[2]
+    is_rays = file.endswith("/threading.py") and thread["name"].startswith(EVENT_LOOP)
+    return function == "run" and (is_rays or file.endswith("/asyncio/runners.py"))
 
 
 def active_frames(process: ListedStacks) -> list[StackFrame]:
@@ -57,15 +78,28 @@ def active_frames(process: ListedStacks) -> list[StackFrame]:
 
 def is_idle(process: ListedStacks) -> bool:
     """Return whether a process is an idle Ray worker."""
-    return is_idle_stack(active_frames(process))
+    return is_idle_thread(active_thread(process))
 
 
-def is_idle_stack(frames: Sequence[StackFrame]) -> bool:
+def is_idle_thread(thread: ThreadStack) -> bool:
     """Return whether a thread is in the loop of a Ray worker or of asyncio, and has nothing to do."""
+    frames = thread.get("frames", [])
     inner = frames[0] if frames else {}
-    if inner.get("file", "").endswith("/selectors.py") and all(_BELOW_TRAINERS.search(f["file"]) for f in frames):
+    in_loop = inner.get("file", "").endswith("/selectors.py") or _is_in_uvloop(thread)
+    if in_loop and all(BELOW_TRAINERS.search(f["file"]) for f in frames):
         return True
     return any(inner.get("file", "").endswith(path) and inner.get("function", "").endswith(name) for path, name in IDLE)
+
+
+def is_idle_server(frames: Sequence[StackFrame]) -> bool:
+    """Return whether a thread is in the loop of a server or of a process pool, and has no request or work."""
+    for frame in frames:
+        file = frame.get("file", "")
+        if _SERVES.search(f"{file} {frame.get('function', '')}"):
+            return True
+        if not _IS_AWAITED.search(file):
+            return False
+    return False
 
 
 def group(processes: Iterable[ListedStacks]) -> list[StackGroup]:
@@ -116,7 +150,7 @@ def users_frame(frames: Sequence[StackFrame]) -> StackFrame | None:
 
 def place_of(frames: Sequence[StackFrame]) -> StackFrame:
     """Return the frame that says where a thread is: the user's innermost one, a trainer's, or the innermost of all."""
-    trainers = [one for one in frames if not _BELOW_TRAINERS.search(one.get("file", ""))]
+    trainers = [one for one in frames if not BELOW_TRAINERS.search(one.get("file", ""))]
     candidates = [*users_frames(frames)[:1], *trainers[:1], *frames[:1]]
     return candidates[0] if candidates else {}
 

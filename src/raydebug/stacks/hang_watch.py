@@ -61,7 +61,7 @@ class Progress:
         self._by_steps = by_steps
         self._since = self._sampled = self._worked = now
         self._seen: object = None
-        self._work: tuple[int | None, object] | None = None
+        self._work: tuple[int | None, dict[str, tuple[int, int]]] = None, {}  # step; samples that ended, and tokens
         self._samples: list[Sequence[ListedStacks]] = []
         self._reports = 0
 
@@ -112,24 +112,26 @@ class Progress:
         return put_off_to + self.after_s * float(2 ** (self._reports + 1) - 1)
 
     def _take_words(self, words: Words, now: float, *, moves: bool) -> None:
-        step = max((one["step"] for one in words.values() if "step" in one), default=None)
-        requests = [request for one in words.values() for request in one.get("requests", [])]
-        work = (
-            {instance: one.get("ended", 0) for instance, one in words.items()},
-            sum(one.get("tokens", 0) for one in requests),
-        )
-        before, self._work = self._work or (step, work), (step, work)
+        before_step, before = self._work
+        step = max((one["step"] for one in words.values() if "step" in one), default=before_step)
+        work = {
+            instance: (one.get("ended", 0), sum(request.get("tokens", 0) for request in one.get("requests", [])))
+            for instance, one in words.items()
+        }
+        # A process may miss a look: what it said before counts.
+        goes_on = any(before.get(instance, done) != done for instance, done in work.items())
+        self._work = step, {**before, **work}
         starts = any(one.get("starting") for one in words.values())
         in_users_code = any(one.get("rewards") or one.get("samples") for one in words.values())
         works = moves and not in_users_code
-        if before[0] != step or (starts and works):
+        if before_step not in (None, step) or (starts and works):
             self._note_progress(now)
-        elif before[1] != work or works:
+        elif goes_on or works:
             self._worked = now
 
     def _note_progress(self, now: float) -> None:
         self._since = self._worked = now
-        self._samples, self._reports, self._work = [], 0, None
+        self._samples, self._reports, self._work = [], 0, (None, {})
 
 
 def _moves(before: Sequence[ListedStacks], after: Sequence[ListedStacks], *, in_calls: bool) -> bool:

@@ -11,7 +11,7 @@ from raydebug.protocol.messages import ANSWERED
 from raydebug.protocol.questions import TRAINING, Nothing
 from raydebug.render import runs
 from raydebug.stacks.graph import OF_BUFFER
-from raydebug.stacks.waits import name_process
+from raydebug.stacks.waits import for_seconds, name_process
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
@@ -52,12 +52,12 @@ def join(found: Mapping[str, TrainingWords], processes: Sequence[ListedStacks], 
     """
     _note_lost_samples(found, all_said=all_said)
     syncing = {instance: words["sync"] for instance, words in found.items() if "sync" in words}
-    trainers = [one for one in processes if syncing.get(one["instance"], {}).get("side") == "trainer"]
+    trainers = [one for one in processes if syncing.get(one["instance"], {}).get("side") in ("trainer", "both")]
     roles = {one["role"] for one in trainers if one["rank"] is not None}
     outside = {one["rank"] for one in processes if one["role"] in roles and one not in trainers}
     sides = {sync.get("side") for sync in syncing.values()}
     missing = f"trainer's rank {','.join(runs(rank for rank in outside if rank is not None))}" if outside else None
-    if missing is None and len(sides) == 1:
+    if missing is None and len(sides) == 1 and "both" not in sides:  # of one process: no other one has to join
         missing = "rollout" if "trainer" in sides else "trainer"
     for sync in syncing.values():
         if missing:
@@ -81,7 +81,7 @@ def describe(found: Mapping[str, TrainingWords], processes: Sequence[ListedStack
     if phases := [one for one in found.values() if "phase" in one]:
         trainer = max(phases, key=lambda one: one.get("phase_age_s", 0.0))
         step = f"step {trainer['step']}, " if "step" in trainer else ""
-        said.append(f"{step}phase {trainer['phase']}{_age(trainer.get('phase_age_s'))}")
+        said.append(f"{step}phase {trainer['phase']}{for_seconds(trainer.get('phase_age_s'))}")
     listed = [one for words in found.values() for one in words.get("samples", [])]
     for state in dict.fromkeys(one.get("state", "?") for one in listed):
         samples = [one for one in listed if one.get("state") == state]
@@ -91,16 +91,12 @@ def describe(found: Mapping[str, TrainingWords], processes: Sequence[ListedStack
         tool = f", tool {oldest['tool']}" if "tool" in oldest else ""
         url = f" at {oldest['url']}" if "url" in oldest else ""
         many = f"{len(samples)} samples are" if len(samples) > 1 else "one sample is"
-        said.append(f"{many} {state}{_age(oldest.get('age_s'))}: {oldest.get('uid', '?')}{tool}{url}")
+        said.append(f"{many} {state}{for_seconds(oldest.get('age_s'))}: {oldest.get('uid', '?')}{tool}{url}")
     for instance, words in found.items():
         if requests := words.get("requests"):
-            first = f"{requests[0].get('id', '?')}{_age(requests[0].get('age_s'))}"
+            first = f"{requests[0].get('id', '?')}{for_seconds(requests[0].get('age_s'))}"
             said.append(f"{len(requests)} requests at {names.get(instance, 'another process')} have no answer: {first}")
     if syncs := [one["sync"] for one in found.values() if "sync" in one]:
         missing = f", the {syncs[0]['missing']} has not joined" if "missing" in syncs[0] else ""
-        said.append(f"a weight sync has not ended{missing}{_age(max(one.get('age_s', 0.0) for one in syncs))}")
+        said.append(f"a weight sync has not ended{missing}{for_seconds(max(one.get('age_s', 0.0) for one in syncs))}")
     return "; ".join(said) or None
-
-
-def _age(seconds: float | None) -> str:
-    return "" if seconds is None else f" for {seconds:.0f} s"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from raydebug.cluster.dashboard import UNPLACED
 from raydebug.protocol import messages
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.records import ThreadStack
@@ -15,12 +16,13 @@ from raydebug.protocol.training import TrainingWords
 from raydebug.render import command
 from raydebug.stacks.collectives import all_inside, has_advanced, judge_collectives
 from raydebug.stacks.ends import End, Said, call_of, describe, phase_of, rank_of
-from raydebug.stacks.graph import RUNNING, UNPLACED, Edge, Graph, Node, Path, Task
+from raydebug.stacks.graph import RUNNING, Edge, Graph, Node, Path, Task
 from raydebug.stacks.groups import active_thread, is_idle, place
 from raydebug.stacks.waits import (
     CERTAIN,
     COLLECTIVE,
     LIKELY,
+    LOGS,
     Link,
     Verdict,
     VerdictKind,
@@ -32,6 +34,7 @@ from raydebug.stacks.waits import (
 )
 
 COMPUTES_S = 0.5  # CPU time between two samples
+APART_S = 1.0  # two samples are further apart: a call of the first one is older by more in the second
 Words = Mapping[str, TrainingWords]
 
 
@@ -139,7 +142,7 @@ class _Look:
 
     def deadlock(self) -> Verdict | None:
         """Judge threads or actors that wait for each other."""
-        cycle = next((cycle for _, cycle in self._walks.values() if cycle), None)
+        cycle = next((cycle for _, cycle in self._walks.values() if self._lasts(cycle)), None)
         if cycle is None:
             cycle = next((found for one in self._working if (found := self._locked(one))), None)
         if not cycle:
@@ -158,9 +161,13 @@ class _Look:
     def _locked(self, process: ListedStacks) -> list[Edge]:
         """Return the cycle of threads that wait for each other's locks, the active one or not."""
         for thread in process["threads"]:
-            if "wants" in thread and (cycle := self.graph.walk(self.graph.node(process, thread))[1]):
+            if "wants" in thread and self._lasts(cycle := self.graph.walk(self.graph.node(process, thread))[1]):
                 return cycle
         return []
+
+    def _lasts(self, cycle: Sequence[Edge]) -> bool:
+        """Return whether there is a cycle, which was there in an earlier look, too: actors may answer in turns."""
+        return bool(cycle) and (not self._before or all(self._looks_of(edge) > 1 for edge in cycle))
 
     def _best(self) -> Path | None:
         best = min(self._paths, key=self._rank, default=None)
@@ -207,13 +214,16 @@ class _Look:
         elif task["state"] == UNPLACED:
             why = f"task {task['name']}, for which no node has room: it needs {task['needs']}"
         text = f"{edge.source.wait.who} waits for {why}; at {place(edge.source.wait.at)}{_waiters(path.edges[:-1])}"
-        following = "raydebug job logs --first-error" if kind == "gone" else "raydebug ps"
+        following = LOGS if kind == "gone" else "raydebug ps"
         certainty = LIKELY if kind == "gone" else self._certainty(path.edges)
         verdict = make_verdict(kind, certainty, text, following, [edge.source.process])
         return self._with_chain(verdict, path.edges, None)
 
     def nothing(self) -> Verdict:
-        """Return the verdict where no process works."""
+        """Return the verdict where no process works, or all are in a cycle that does not last."""
+        if self._working:
+            text = f"{count(self._working)} at work, and ask one another in turns"
+            return make_verdict("moving", LIKELY, text, None, self._working)
         answered = [one for one in self._processes if one["threads"]]
         return make_verdict("none", CERTAIN, f"all {len(answered)} processes are idle", None)
 
@@ -232,19 +242,27 @@ class _Look:
         return CERTAIN if said.at_once or path.root in self._drivers or len(self._nodes) == 1 else LIKELY
 
     def _moves(self, node: Node) -> bool:
-        """Return whether a thread was elsewhere in an earlier look, was not there, or computes."""
+        """Return whether a thread was elsewhere in an earlier look, was not there, is in another call, or computes."""
         process, name = node.process, node.thread.get("name")
         if node.thread is active_thread(process) and process["instance"] in self._has_moved:
             return True
+        call = call_of(node)
+        for look in self._alike(process):
+            if not any(one["name"] == name and not _differs(one, node.thread) for one in look["threads"]):
+                return True
+            before = call_of(Node(look, node.thread))
+            if call and before and call.get("age_s", 0.0) < before.get("age_s", 0.0) + APART_S:
+                return True
+        return False
+
+    def _alike(self, process: ListedStacks) -> list[ListedStacks]:
+        """Return the earlier looks at a process that can be compared with the last one."""
         looks = self._looks_at.get(process["instance"], [])
-        earlier = [one["threads"] for one in looks if one["state"] == process["state"] and one["threads"]]
-        return not all(
-            any(one["name"] == name and not _differs(one, node.thread) for one in threads) for threads in earlier
-        )
+        return [one for one in looks if one["state"] == process["state"] and one["threads"]]
 
     def _stood(self, node: Node) -> bool:
         """Return whether a thread was in the same place in an earlier look."""
-        return node.process["instance"] in self._looks_at and not self._moves(node)
+        return bool(self._alike(node.process)) and not self._moves(node)
 
     def _certainty(self, edges: Sequence[Edge]) -> str:
         """Return `certain` only if every edge was observed in two looks."""
@@ -254,11 +272,15 @@ class _Look:
         """Return in how many looks an edge was observed; 0 if it is only possible."""
         if not edge.is_seen:
             return 0
-        looks = 1 + sum(any(other.key == edge.key and other.is_seen for other in _edges_of(graph, edge.source.process))
-                        for graph in self._before)  # fmt: skip
         if edge.polled and not self._was_asked_for(edge):
             return 1
+        looks = self._looks_of(edge)
         return min(looks, edge.task.get("looks", 1)) if edge.task is not None else looks
+
+    def _looks_of(self, edge: Edge) -> int:
+        """Return in how many looks the processes were in this wait, whatever Ray said of its task."""
+        return 1 + sum(any(other.key == edge.key and other.is_seen for other in _edges_of(graph, edge.source.process))
+                       for graph in self._before)  # fmt: skip
 
     def _was_asked_for(self, edge: Edge) -> bool:
         """Return whether a loop that sleeps now has asked for the object in an earlier look."""

@@ -17,6 +17,7 @@ from raydebug.render import command, runs
 from raydebug.stacks.groups import active_thread, is_library, place_of
 
 CERTAIN, LIKELY = "certain", "likely"
+LOGS = "raydebug job logs --first-error"
 SEARCHED_FRAMES = 10  # innermost ones of a stack
 COLLECTIVE: Final = "collective"
 # docs/09-hangs.md explains each; a test compares.
@@ -162,6 +163,11 @@ def name_ranks(waits: Sequence[Wait]) -> str:
     """Name processes by their ranks in short form: `rank 0-3,7`; those without ranks by their number."""
     ranks = [one.process["rank"] for one in waits if one.process["rank"] is not None]
     return f"rank {','.join(runs(ranks))}" if ranks else f"{len(waits)} process{'es' if len(waits) > 1 else ''}"
+
+
+def for_seconds(age_s: float | None) -> str:
+    """Return for how long something has gone on, as the end of a phrase; empty if that is unknown."""
+    return "" if age_s is None else f" for {age_s:.0f} s"
 
 
 def count(processes: Sequence[ListedStacks]) -> str:

@@ -72,13 +72,19 @@ def read_groups() -> list[CollectiveGroup]:
         {
             "name": str(name)[:MAX_TEXT],
             "description": descriptions.get(str(name), ""),
-            "rank": c10d.get_rank(),
+            "rank": _rank_in(group, c10d),
             "ranks": sorted(c10d._world.pg_group_ranks[group])[:MAX_ITEMS],
             "full": any(len(entries) >= size for entries in recorders),
             "calls": _newest(calls.get(str(name), {})),
         }
         for group, name in list(c10d._world.pg_names.items())[:MAX_GROUPS]
     ]
+
+
+def _rank_in(group: Any, c10d: Any) -> int:
+    """Return the rank of this process by the group's own count: OpenRLHF's trainer and engines share a group."""
+    of_group = {rank: name for name, rank in c10d._world.pg_group_ranks[group].items()}
+    return int(of_group.get(getattr(group, "rank", c10d.get_rank)(), c10d.get_rank()))
 
 
 def times_for(body: TimesBody) -> CollectiveTimes:

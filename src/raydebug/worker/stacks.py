@@ -24,6 +24,8 @@ from raydebug.worker.open_files import read_open_files
 from raydebug.worker.thread_waits import note_waits
 
 MAX_FRAMES, MAX_THREADS, MAX_TASKS = 64, 200, 100
+MAX_AWAITED = 1000  # coroutines that await one another
+OUTERMOST = 16  # of the frames of a deep stack
 MAX_OBJECTS = 10_000  # of all threads: 0.6 MB of an answer
 # asyncio's own sets of tasks: CPython 3.11 asyncio/tasks.py `_all_tasks`; 3.12 and 3.13 have the other two.
 TASK_SETS = ("_all_tasks", "_scheduled_tasks", "_eager_tasks")
@@ -121,10 +123,15 @@ def _cpu_s(native_id: int) -> float:
 def callers(frame: FrameType | None) -> list[FrameType]:
     """Return a frame and its callers, innermost first."""
     frames: list[FrameType] = []
-    while frame is not None and len(frames) < MAX_FRAMES:
+    while frame is not None:
         frames.append(frame)
         frame = frame.f_back
-    return frames
+    return _shorten(frames)
+
+
+def _shorten(frames: list[FrameType]) -> list[FrameType]:
+    """Leave out frames in the middle of a deep stack: the outermost ones say for what a thread works."""
+    return frames if len(frames) <= MAX_FRAMES else frames[: MAX_FRAMES - OUTERMOST] + frames[-OUTERMOST:]
 
 
 def _describe(name: str, frames: list[FrameType], owner: Any) -> ThreadStack:
@@ -152,7 +159,7 @@ def stacks_of_tasks() -> Iterator[tuple[Any, int, list[FrameType]]]:
         with contextlib.suppress(Exception):
             frames = list(_awaiting(task.get_coro()))
             if frames:
-                yield task, 0, frames[::-1]
+                yield task, 0, _shorten(frames[::-1])
 
 
 def _copied(tasks: Any) -> list[Any]:
@@ -163,7 +170,7 @@ def _copied(tasks: Any) -> list[Any]:
 
 
 def _awaiting(coroutine: Any) -> Iterator[FrameType]:
-    for _ in range(MAX_FRAMES):
+    for _ in range(MAX_AWAITED):
         if type(coroutine).__name__ in WRAPPERS:
             coroutine = gc.get_referents(coroutine)[0]
         prefix = next((one for one in ("cr", "gi", "ag") if hasattr(coroutine, f"{one}_frame")), None)

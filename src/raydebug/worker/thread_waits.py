@@ -32,6 +32,9 @@ POLLING_FRAMES = 3  # the user's innermost ones, whose locals are searched for w
 PLAIN = (list, tuple, set, frozenset, deque)
 MAX_FUTURES = 100  # of one wait
 FUTURES = ("_asyncio", "asyncio.futures", "asyncio.tasks", "concurrent.futures._base")
+# The callback of a future that gets the result of another one, and its variable for that one: CPython 3.10 to 3.13
+# asyncio/futures.py `_chain_future`, asyncio/tasks.py `shield`.
+COPIES = {"_chain_future.<locals>._call_check_cancel": "source", "shield.<locals>._outer_done_callback": "inner"}
 _SLEEPS = re.compile(r"\bsleep\(")
 _USES_SOCKET = re.compile(r"([A-Za-z_][\w.]*)\.(?:recv|recv_into|recvfrom|accept|connect|send|sendall)\(")
 
@@ -82,6 +85,9 @@ def _note_wait(stack: ThreadStack, frame: FrameType, innermost: bool) -> None:
             _note_future(stack, one)
     elif _is_of(frame, "asyncio.tasks") and function in ("_wait", "wait_for"):
         for one in _some(locals_of(frame)["fs"] if function == "_wait" else [locals_of(frame).get("fut")]):
+            _note_future(stack, one)
+    elif _is_of(frame, "asyncio.taskgroups") and function == "__aexit__":
+        for one in _some(locals_of(frame)["self"]._tasks):
             _note_future(stack, one)
     else:
         _note_host(stack, frame, innermost)
@@ -149,13 +155,13 @@ def _note_future(stack: ThreadStack, future: Any) -> None:
 
 
 def _copied_from(future: Any) -> Any:
-    """Return the future whose result this one gets; CPython 3.10 to 3.13 asyncio/futures.py `_chain_future`."""
+    """Return the future whose result this one gets."""
     callbacks = getattr(future, "_callbacks", None) or getattr(future, "_done_callbacks", None) or ()
     for given in list(callbacks):
         callback = given[0] if type(given) is tuple else given
-        if getattr(callback, "__qualname__", "") == "_chain_future.<locals>._call_check_cancel":
+        if variable := COPIES.get(getattr(callback, "__qualname__", "")):
             cells = dict(zip(callback.__code__.co_freevars, callback.__closure__, strict=True))
-            return cells["source"].cell_contents
+            return cells[variable].cell_contents
     return None
 
 
