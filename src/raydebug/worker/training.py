@@ -45,7 +45,7 @@ SYNC = (
     (r"/checkpoint_engine/base\.py$", r"^CheckpointEngineWorker\.update_weights$", "rollout"),
     (r"/vllm_rollout/", r"\.update_weights_from_ipc$", "rollout"),
     (r"/workers/[a-z_]+_workers\.py$", r"\.(update_weights|rollout_mode|sync_rollout_weights)$", "trainer"),
-    (r"/sharding_manager/", r"\.__enter__$", "trainer"),
+    (r"/sharding_manager/", r"\.__enter__$", "both"),
     (r"/openrlhf/trainer/ray/ppo_actor\.py$", r"broadcast_to_vllm$", "trainer"),
     (r"/openrlhf/trainer/ray/vllm_", r"\.update_weight", "rollout"),
 )
