@@ -59,6 +59,7 @@ def test_symmetric_run(world: World):
         wait_for(lambda: "'symmetric' is left: it runs on without raydebug" in log.read_text(), "raydebug's end")
         assert "done: n3 41" in log.read_text()
     finally:
+        print(log.read_text() if log.exists() else "it has no log")
         world.clean()
 
 
