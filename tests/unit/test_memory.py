@@ -23,7 +23,7 @@ from gateway_under_test import open_gateway
 from raydebug.errors import RaydebugError
 from raydebug.memory import screen
 from raydebug.memory.growth import find_growth
-from raydebug.memory.look import Look, record_lines
+from raydebug.memory.look import Look, record_lines, wait_for_step
 from raydebug.memory.look import look as look_at
 from raydebug.protocol.gpu_snapshot import summarize
 from raydebug.protocol.snapshot import SnapshotDocument
@@ -512,6 +512,14 @@ def test_snapshots_on_the_command_line(snapshots: tuple[Path, Path], tmp_path: P
     assert (done.returncode, done.stderr) == (0, f"page: {tmp_path / 'a.html'}\n")
     assert "/job/train.py:71 log_step" in done.stdout
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_job_that_ends_before_the_step(tmp_path: Path) -> None:
+    """Who waits for a step is told within seconds that no process is left."""
+    with open_gateway(tmp_path) as gateway:
+        gateway.start("from raydebug.worker import control_channel\ncontrol_channel.open_channel()").wait(20)
+        with pytest.raises(RaydebugError, match="the job has ended"):
+            wait_for_step(gateway, None, 3)  # type: ignore[arg-type]
 
 
 # An out of memory

@@ -94,7 +94,7 @@ def _later_looks(
     cluster: Cluster, job: str | None, first: Look, pid: str | None, steps: int, seconds: float | None
 ) -> list[Look]:
     """Return looks at the ends of the steps, of many at four of them: what comes and goes rarely grows four times."""
-    from raydebug.memory.look import look, wait_for_step
+    from raydebug.memory.look import ended_error, look, wait_for_step
 
     if first.step is None and seconds is None:
         raise UsageError(
@@ -110,11 +110,8 @@ def _later_looks(
             render.say(f"counts again in step {(first.step or 0) + after}")
             wait_for_step(cluster, job, (first.step or 0) + after)
         looks.append(look(cluster, job, pid=pid, census=True))
-    if not looks[-1].processes:
-        raise RaydebugError(
-            "the job has ended", cause="no process of it runs any more", code="memory.ended",
-            fix="ask for fewer steps: raydebug memory --growth 1",
-        )  # fmt: skip
+    if not looks[-1].census:  # its processes have ended before they had counted
+        raise ended_error()
     return looks
 
 

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
     from raydebug.protocol.listings import ListedAnswer
     from raydebug.protocol.memory import Census, ProcessMemory
+    from raydebug.protocol.training import TrainingWords
 
 ANSWER_S, CENSUS_S, LATE_S = 5.0, 28.0, 60.0
-POLL_S = 0.5
+POLL_S, GONE_S = 0.5, 5.0  # a gateway that starts again has no process for a moment
 STEP_S = 3600.0  # a step that takes longer is given up
 NOTHING = Nothing()
 
@@ -73,7 +74,19 @@ def _names_of(one: ListedAnswer[ProcessMemory]) -> tuple[str, str]:
 def fetch_step(cluster: Cluster, job: str | None) -> int | None:
     """Return the step that a job's training is in; None where no process says one."""
     said = ask_processes(cluster, TRAINING, NOTHING, job=job, timeout_s=1.0)
+    return _step_in(said)
+
+
+def _step_in(said: Sequence[ListedAnswer[TrainingWords]]) -> int | None:
     return max((one["answer"]["step"] for one in said if one["answer"] and "step" in one["answer"]), default=None)
+
+
+def ended_error() -> RaydebugError:
+    """Return the error of a job that ended before the last look at it."""
+    return RaydebugError(
+        "the job has ended", cause="no process of it runs any more", code="memory.ended",
+        fix="ask for fewer steps: raydebug memory --growth 1",
+    )  # fmt: skip
 
 
 def wait_for_step(cluster: Cluster, job: str | None, step: int) -> None:
@@ -82,12 +95,16 @@ def wait_for_step(cluster: Cluster, job: str | None, step: int) -> None:
     Raises:
         RaydebugError: it does not come to it: the training has ended, or it waits.
     """
-    until_s, silent_since = time.monotonic() + STEP_S, time.monotonic()
+    until_s, silent_since, gone_since = time.monotonic() + STEP_S, time.monotonic(), time.monotonic()
     while (now := time.monotonic()) < until_s and now < silent_since + LATE_S:
-        known = fetch_step(cluster, job)
+        said = ask_processes(cluster, TRAINING, NOTHING, job=job, timeout_s=1.0)
+        known = _step_in(said)
         if known is not None and known >= step:
             return
         silent_since = silent_since if known is None else now
+        gone_since = now if said else gone_since
+        if now > gone_since + GONE_S:
+            raise ended_error()
         time.sleep(POLL_S)
     raise RaydebugError(
         f"the training did not come to step {step}",
