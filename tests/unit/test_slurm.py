@@ -421,3 +421,13 @@ def test_down_cancels(site: Path, monkeypatch: pytest.MonkeyPatch, state_of_job:
     assert slurm.take_down(cluster) == []
     assert calls_of(site, "scancel") == [["17"]]
     assert slurm.ask(cluster).state == "CANCELLED"
+
+
+def test_down_without_room_for_audit_lines(site: Path, capsys: pytest.CaptureFixture[str]):
+    """Where the audit lines cannot be kept, `down` says so and ends the cluster."""
+    cluster = slurm._submit(UpOptions(nodes=2))
+    (Path(cluster.there.folder) / "gateway.log").write_text("2026-11-22T18:00:00.123Z INFO audit: detach pause=1\n")
+    (site / "home/raydebug/audit").touch()
+    assert kind_of(cluster).take_down() == []
+    assert "note: 1 audit lines are lost: " in capsys.readouterr().err
+    assert calls_of(site, "scancel") == [["17"]]

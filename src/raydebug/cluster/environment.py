@@ -110,9 +110,9 @@ def why_so_many(asked: int | None, environ: Mapping[str, str]) -> str:
 def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for Slurm's programs without what would change what we ask of them. Pure.
 
-    In the shell of an `salloc` they would take the nodes, tasks and memory of that job for options of theirs. Filters of
-    squeue and scancel hide our own job. Some of sbatch's variables override the script's lines, and a user's own options
-    follow `--` (Slurm 22.05, the programs' manuals, ENVIRONMENT VARIABLES).
+    In the shell of an `salloc` they would take the nodes, tasks and memory of that job for options of theirs. Filters
+    of squeue and scancel would hide our own job. Some of sbatch's variables override the script's lines; a user's own
+    options follow `--` (Slurm 22.05, the programs' manuals, ENVIRONMENT VARIABLES).
 
     >>> without_slurm({"SLURM_JOB_ID": "7", "SQUEUE_USERS": "me", "SLURM_CONF": "/c", "SBATCH_ACCOUNT": "a"})
     {'SLURM_CONF': '/c', 'SBATCH_ACCOUNT': 'a'}

@@ -22,6 +22,7 @@ from raydebug.cluster.find import cluster_around_us, cluster_at
 from raydebug.cluster.local import supervisor_of
 from raydebug.cluster.locks import only_one
 from raydebug.cluster.node_jobs import (
+    COMES_WITHIN_S,
     GATEWAY,
     NODES,
     Answer,
@@ -46,7 +47,6 @@ from raydebug.settings.flavours import flavour_of
 AUTO = "auto"
 CLIENT_PORT, DIAL_PORT = 5678, 5679  # of the head, if free
 AGENT = "--dashboard_agent_command="  # of the raylet's command line (ray 2.41.0 to 2.60.0 _private/services.py)
-COMES_WITHIN_S = 3.0  # a job whose submission was not answered
 # With these nothing of raydebug's has stayed on the nodes.
 _UNTOUCHED = ("joined.no-raydebug", "port.taken")
 
