@@ -431,3 +431,19 @@ def test_down_without_room_for_audit_lines(site: Path, capsys: pytest.CaptureFix
     assert kind_of(cluster).take_down() == []
     assert "note: 1 audit lines are lost: " in capsys.readouterr().err
     assert calls_of(site, "scancel") == [["17"]]
+
+
+def test_folder_of_a_cluster_that_runs(site: Path):
+    """A folder whose head's job runs is refused, and its files stay; it is taken once that job has ended."""
+    folder = site / "f"
+    rendezvous.make(folder)
+    rendezvous.publish(folder, rendezvous.Head(**HEAD))
+    (site / "state").write_text("RUNNING|1:00:00|None")
+    with pytest.raises(RaydebugError) as raised:
+        slurm.bring_up(UpOptions(nodes=2, folder=folder), on_phase=lambda _: None)
+    assert (raised.value.cause, raised.value.exit_code) == ("its job 17 is running", 3)
+    assert rendezvous.find_head(folder) is not None
+    assert not calls_of(site, "sbatch")
+    (site / "state").write_text("COMPLETED|0:00|None")
+    slurm._submit(UpOptions(nodes=2, folder=folder))
+    assert rendezvous.find_head(folder) is None

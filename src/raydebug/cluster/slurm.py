@@ -37,7 +37,7 @@ from raydebug.cluster.up import (
     raise_if_interrupted,
     words_of,
 )
-from raydebug.errors import RaydebugError, UsageError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.process import SAFE_PATH
 from raydebug.settings.files import atomic_write
 
@@ -282,6 +282,7 @@ def _submit(options: UpOptions) -> Cluster:
     state.make_folder(options.name)
     rendezvous.make(folder)
     rendezvous.check(folder)
+    _refuse_running(folder)
     rendezvous.forget_head(folder)
     remove_private(folder / rendezvous.NODES)
     with state.writing(folder):
@@ -304,6 +305,20 @@ def _submit(options: UpOptions) -> Cluster:
                 _slurm("scancel", job)
         remove_private(folder) if options.folder is None else (folder / "token").unlink(missing_ok=True)
         raise
+
+
+def _refuse_running(folder: Path) -> None:
+    """Refuse a folder whose cluster runs: it would end with its head's file."""
+    head = None
+    with contextlib.suppress(RaydebugError):  # a broken file is replaced
+        head = rendezvous.find_head(folder)
+    job = head["life"].split(" ")[0] if head is not None else ""
+    if job.isdecimal() and (found := ask_job(job)).state in THERE:
+        raise RaydebugError(
+            f"{folder} has a cluster already", cause=f"its job {job} is {found.words}",
+            fix=f"`raydebug up --cluster slurm --folder {folder}` leads to it; `scancel {job}` ends it, or name another"
+            " folder", code="slurm.taken", exit_code=Exit.TAKEN,
+        )  # fmt: skip
 
 
 def _open(cluster: Cluster, head: Head, options: UpOptions) -> Cluster:
