@@ -343,6 +343,9 @@ def test_folder_of_a_head_that_answers(
     """A second head is refused while another one answers, and touches nothing; not in a job that is queued again."""
     for name, value in zip(("JOB_ID", "STEP_ID", "RESTART_COUNT"), ours.split(" "), strict=True):
         monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setattr(Stop, "take_signals", lambda _: None)
+    monkeypatch.setattr(node, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("it starts"))
     with socket.create_server(("127.0.0.1", 0)) as gcs:
         head = rendezvous.Head(**{**HEAD, "gcs": f"127.0.0.1:{gcs.getsockname()[1]}", "life": life})
         if not answers:
@@ -353,7 +356,8 @@ def test_folder_of_a_head_that_answers(
                 node.run(NodeOptions(folder, head=True))
             assert rendezvous.find_head(folder) == head
         else:
-            node._refuse_running(folder)
+            with pytest.raises(pytest.fail.Exception, match="it starts"):
+                node.run(NodeOptions(folder, head=True))
 
 
 FAILS = """

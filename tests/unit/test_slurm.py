@@ -390,7 +390,7 @@ def test_folder_of_the_users(site: Path, name: str):
     folder.mkdir(mode=0o700)
     (folder / name).mkdir() if name == "nodes" else (folder / name).write_text("mine")
     with pytest.raises(RaydebugError, match="is not a folder of raydebug's"):
-        slurm.bring_up(UpOptions(nodes=2, folder=folder), on_phase=lambda _: None)
+        slurm._submit(UpOptions(nodes=2, folder=folder))
     assert [path.name for path in folder.iterdir()] == [name]
     assert name == "nodes" or (folder / name).read_text() == "mine"
     assert not (site / "calls").exists()
@@ -440,7 +440,7 @@ def test_folder_of_a_cluster_that_runs(site: Path):
     rendezvous.publish(folder, rendezvous.Head(**HEAD))
     (site / "state").write_text("RUNNING|1:00:00|None")
     with pytest.raises(RaydebugError) as raised:
-        slurm.bring_up(UpOptions(nodes=2, folder=folder), on_phase=lambda _: None)
+        slurm._submit(UpOptions(nodes=2, folder=folder))
     assert (raised.value.cause, raised.value.exit_code) == ("its job 17 is running", 3)
     assert rendezvous.find_head(folder) is not None
     assert not calls_of(site, "sbatch")

@@ -114,8 +114,8 @@ def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
     of squeue and scancel would hide our own job. Some of sbatch's variables override the script's lines; a user's own
     options follow `--` (Slurm 22.05, the programs' manuals, ENVIRONMENT VARIABLES).
 
-    >>> without_slurm({"SLURM_JOB_ID": "7", "SQUEUE_USERS": "me", "SLURM_CONF": "/c", "SBATCH_ACCOUNT": "a"})
-    {'SLURM_CONF': '/c', 'SBATCH_ACCOUNT': 'a'}
+    >>> without_slurm({"SLURM_JOB_ID": "7", "SQUEUE_USERS": "me", "SBATCH_GRES": "g", "SLURM_CONF": "/c", "SBATCH_QOS": "a"})
+    {'SLURM_CONF': '/c', 'SBATCH_QOS': 'a'}
     """
     kept = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")  # the last one proves to the controller who asks
     dropped = ("SLURM_", "SQUEUE_", "SCANCEL_")
