@@ -114,7 +114,7 @@ def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
     of squeue and scancel would hide our own job. Some of sbatch's variables override the script's lines; a user's own
     options follow `--` (Slurm 22.05, the programs' manuals, ENVIRONMENT VARIABLES).
 
-    >>> without_slurm({"SLURM_JOB_ID": "7", "SQUEUE_USERS": "me", "SBATCH_GRES": "g", "SLURM_CONF": "/c", "SBATCH_QOS": "a"})
+    >>> without_slurm({"SLURM_JOB_ID": "7", "SQUEUE_ALL": "", "SBATCH_GRES": "", "SLURM_CONF": "/c", "SBATCH_QOS": "a"})
     {'SLURM_CONF': '/c', 'SBATCH_QOS': 'a'}
     """
     kept = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")  # the last one proves to the controller who asks
