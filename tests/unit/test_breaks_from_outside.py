@@ -250,24 +250,34 @@ def test_looking_for_functions_calls_nothing(monkeypatch):
     assert asked == []
 
 
-def test_breakpoints_of_a_job_that_is_refused(gateway, monkeypatch):
-    """Where a job cannot be submitted, the gateway keeps none of its breakpoints."""
+@pytest.mark.parametrize(
+    ("error", "stopped"),
+    [
+        (RaydebugError("no", cause="it", fix="none", code="auth.wrong-token"), 0),
+        (RaydebugError("no", cause="it", fix="none", code="cluster.no-answer"), 1),
+        (KeyboardInterrupt(), 1),
+    ],
+)
+def test_breakpoints_of_a_job_that_is_refused(gateway, monkeypatch, error, stopped):
+    """Of a job that is not submitted the gateway keeps no breakpoint; one that Ray may have taken is stopped."""
+    stops: list[str] = []
 
     class Refuses:
         def __init__(self, _cluster: object) -> None:
             assert len(fetch_breaks(gateway)) == 2
 
         def submit_job(self, *_: object, **__: object) -> str:
-            raise RaydebugError("the cluster does not answer", cause="it", fix="none", code="x")
+            raise error
 
     monkeypatch.setattr(submit, "Dashboard", Refuses)
+    monkeypatch.setattr(submit, "stop_job", lambda _, job, **__: stops.append(job))
     monkeypatch.setattr(gateway, "gpus", 0, raising=False)
     breaks = resolve_breaks(
         ["json:loads", "json:dumps"], runner=LocalRunner(sys.executable), working_dir=Path(), search=()
     )
-    with pytest.raises(RaydebugError, match="the cluster does not answer"):
+    with pytest.raises(type(error)):
         submit.submit(gateway, submit.Job(command=["x"], working_dir="/", breaks=breaks))
-    assert fetch_breaks(gateway) == []
+    assert (fetch_breaks(gateway), len(stops)) == ([], stopped)
 
 
 def run(gateway, *command: str, breaks: list[dict]) -> tuple[str, str]:

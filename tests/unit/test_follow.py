@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import doctest
 import json
 import os
@@ -18,9 +19,11 @@ import pytest
 
 from ray_dashboard import JOB, RayDashboard
 from raydebug.cluster.dashboard import Dashboard
-from raydebug.cluster.state import Cluster
+from raydebug.cluster.state import Cluster, Remote
 from raydebug.jobs import submit
+from raydebug.jobs.deaths import DeathWatch
 from raydebug.jobs.follow import Explanation, _explained, _what_becomes_of
+from raydebug.jobs.follower import Follower
 
 FOLLOW = ("-m", "raydebug", "job", "attach-log")
 LOST = f"note: standard output is lost (%s); job {JOB} is followed without it\n"
@@ -199,3 +202,26 @@ def test_explanation_that_fails() -> None:
 
     dashboard = cast("Dashboard", None)  # not asked
     assert _explained(fail, dashboard, "j") == (["diagnose has failed: ValueError: x"], None, [])
+
+
+@pytest.mark.parametrize("through", ["", "ssh head"])
+def test_looks_at_a_far_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, through: str) -> None:
+    """Where each look is a command, a login or a step of Slurm, there is one every 3 s."""
+    remote = Remote("http://127.0.0.1:9", "127.0.0.1:9", str(tmp_path / "token"), through=through)
+    cluster = Cluster("c", "i", "slurm", tmp_path, tmp_path, "", {}, 1, 0, "breakpoint", "core", 0.0, remote=remote)
+    (tmp_path / "token").write_text("0" * 64)
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        raise asyncio.CancelledError
+
+    async def look() -> None:
+        follower = Follower(cluster, "j", on_log=print, on_pause=print)
+        watch = DeathWatch(cluster, "j", lambda _: (0, "", None)).watch(follower._dashboard, print)
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        await asyncio.gather(follower._watch_pauses(), follower._wait_for_end(), watch, return_exceptions=True)
+        monkeypatch.undo()
+
+    asyncio.run(look())
+    assert sorted(waited) == ([3.0, 3.0, 3.0] if through else [0.3, 0.3, 0.4])

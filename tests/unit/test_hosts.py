@@ -23,12 +23,13 @@ import psutil
 import pytest
 
 import raydebug
-from raydebug.cluster import hosts, on_host, on_nodes
+from raydebug.cluster import hosts, on_host, on_nodes, remote_kinds
 from raydebug.cluster.hosts import ask_hosts, read_hosts, what_does_not_fit
 from raydebug.cluster.local import processes_with
 from raydebug.cluster.on_host import HostAnswer
 from raydebug.cluster.remote_kinds import SshKind
 from raydebug.cluster.state import Cluster, Remote, clusters_dir
+from raydebug.cluster.up import UpOptions
 from raydebug.errors import RaydebugError
 from raydebug.protocol import variables
 from runs import wait_for
@@ -312,3 +313,31 @@ def test_down_names_a_host_that_is_not_reached(cluster, tmp_path):
     ]
     (tmp_path / "n2").unlink()
     assert hosts.take_down(cluster) == []
+
+
+def test_follow_a_log_that_is_cut_off(cluster, monkeypatch, capsys):
+    """`logs -f` prints each line once although a host sends the end of a log only, and whole lines until the end."""
+    looks = 0
+
+    def log_of(_self: SshKind, _service: str) -> str:
+        nonlocal looks
+        looks += 1
+        return "".join(f"line {number} {'x' * 80}\n" for number in range(100 * looks))[-20_000:] + "a part"
+
+    monkeypatch.setattr(SshKind, "log_of", log_of)
+    monkeypatch.setattr(SshKind, "why_gateway_down", lambda _: "over" if looks >= 4 else None)
+    monkeypatch.setattr(remote_kinds, "FOLLOW_EVERY_S", 0.0)
+    assert SshKind(cluster).show_logs("gateway", follow=True) == 0
+    numbers = [line.split(" ")[3] for line in capsys.readouterr().out.splitlines() if "line" in line]
+    assert numbers == [str(number) for number in range(500)]
+
+
+@pytest.mark.parametrize("options", [{"ssh": "ssh -F other"}, {"python": "/other/python"}])
+def test_options_of_a_cluster_that_runs(cluster, options):
+    """A Python or an ssh that a running cluster does not have is refused; none named is that of its start."""
+    with pytest.raises(RaydebugError, match="runs already, with another --") as raised:
+        hosts._refuse_others(cluster, UpOptions(name="mine", **options))
+    assert raised.value.exit_code == 3
+    launched = cluster.there.launched
+    for same in (UpOptions(name="mine"), UpOptions(name="mine", ssh=launched["ssh"], python=launched["python"])):
+        hosts._refuse_others(cluster, same)

@@ -501,6 +501,11 @@ def test_a_folder_that_cannot_be_entered(tmp_path):
             "ssh head docker exec -i ray /opt/python -P -m raydebug.cluster.reach there 5678",
         ),
         ("srun -w head", "srun --unbuffered -w head /opt/python -P -m raydebug.cluster.reach there 5678"),
+        (
+            "env -u A /bin/srun x",
+            "env -u A /bin/srun --unbuffered x /opt/python -P -m raydebug.cluster.reach there 5678",
+        ),
+        ("ssh head srun", "ssh head srun --unbuffered /opt/python -P -m raydebug.cluster.reach there 5678"),
         ("srun -u -w head", "srun -u -w head /opt/python -P -m raydebug.cluster.reach there 5678"),
         ("kubectl exec -i p --", "kubectl exec -i p -- /opt/python -P -m raydebug.cluster.reach there 5678"),
     ],
@@ -551,6 +556,66 @@ def test_a_way_that_changes(dashboard):
     last = join(dashboard, "env A=b")
     assert joined.leave(last) == []
     assert not psutil.pid_exists(last.supervisor_pid)
+
+
+def test_a_way_that_fails_at_a_second_join(dashboard):
+    """A command that does not work leaves the earlier join as it was, with its way."""
+    dashboard.python = sys.executable
+    first = join(dashboard, "env A=b")
+    refused(dashboard, "joined.no-way", "false")
+    found = read_record("x")
+    assert found is not None
+    assert (found.there, found.ports) == (first.there, first.ports)
+    assert "A=b" in psutil.Process(found.supervisor_pid).cmdline()
+    socket.create_connection(("127.0.0.1", found.ports["gateway"])).close()
+    assert joined.leave(found) == []
+
+
+def test_no_tunnel_of_a_cluster_that_is_gone(dashboard, monkeypatch):
+    """Where `down` fails and says that the folder may be removed, no process is left that it alone knows."""
+    dashboard.python = sys.executable
+    cluster = join(dashboard, "env A=b")
+    dashboard.refuse = lambda _: 503
+    with pytest.raises(RaydebugError, match="cannot be left"):
+        joined.leave(cluster)
+    assert not psutil.pid_exists(cluster.supervisor_pid)
+    dashboard.refuse = lambda _: None
+    assert joined.leave(cluster) == []
+
+
+def test_another_port_of_this_machine(dashboard):
+    """A port that the user names replaces the one of a way that is open; where it is taken, that way stays."""
+    dashboard.python = sys.executable
+    first = join(dashboard, "env A=b")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(RaydebugError) as raised:
+            tunnel.open_way(first, {"gateway": port})
+    assert raised.value.code == "port.taken"
+    assert psutil.pid_exists(first.supervisor_pid)
+    second = tunnel.open_way(first, {"gateway": port, "dashboard": None})
+    assert second.ports == {**first.ports, "gateway": port}
+    assert not psutil.pid_exists(first.supervisor_pid)
+    assert tunnel.open_way(second, {"gateway": port}).supervisor_pid == second.supervisor_pid
+    assert joined.leave(second) == []
+
+
+def test_another_port_of_a_gateway_that_runs(dashboard):
+    """Without a command the port is the head's own: another one than the running gateway's is refused."""
+    join(dashboard)
+    for port in (5678, 0):
+        options = UpOptions(name="x", gateway_port=port)
+        joined.join(options, joined.asked_at(dashboard.url, "x"), None, on_phase=lambda _: None)
+    options = UpOptions(name="x", gateway_port=23456)
+    with pytest.raises(RaydebugError, match="its gateway has another port than 23456"):
+        joined.join(options, joined.asked_at(dashboard.url, "x"), None, on_phase=lambda _: None)
+
+
+def test_loopback_behind_a_command(dashboard):
+    """A URL without a port means port 80 there too; ::1 of the head is refused, as both ends are 127.0.0.1."""
+    assert Remote("", "", "", head_dashboard="http://127.0.0.1").far == {"dashboard": 80}
+    with pytest.raises(RaydebugError, match="cannot be reached through a command"):
+        joined.join(UpOptions(name="x"), joined.asked_at("http://[::1]:8265", "x"), "env A=b", on_phase=lambda _: None)
 
 
 def test_a_port_that_another_program_takes_meanwhile(dashboard, monkeypatch):
@@ -708,6 +773,10 @@ def test_a_way_to_an_old_python(dashboard, tmp_path):
         ("http://head:8265/ray/", "'http://head:8265/ray/' is not the address", "/ray/ follows the port: a dashboard"),
         ("https://head:8265", "https://head:8265 cannot be joined", "Ray's dashboard itself speaks http;"),
         ("http://head:port", "'http://head:port' is not the address", "Port could not be cast"),
+        ("http://he ad:1", "'http://he ad:1' is not the address", "'he ad' is not the name of a host"),
+        ("http://head..site:1", "'http://head..site:1' is not the address", "encoding with 'idna' codec failed"),
+        ("http://xn--:1", "'http://xn--:1' is not the address", "decoding with 'idna' codec failed"),
+        (f"http://{'a' * 64}:1", f"'http://{'a' * 64}:1' is not the address", "encoding with 'idna' codec failed"),
     ],
 )
 def test_addresses(address, what, cause):

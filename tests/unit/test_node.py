@@ -325,3 +325,63 @@ def test_end_of_the_head_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert is_over()
     rendezvous.forget_head(folder)
     assert is_over()
+
+
+@pytest.mark.parametrize(
+    ("life", "ours", "answers", "refused"),
+    [
+        ("7 0 ", "8 0 ", True, True),
+        ("7 0 ", "7 1 ", True, True),  # another step
+        ("  ", "  ", True, True),  # no launcher that counts
+        ("7 0 ", "7 0 1", True, False),  # queued again
+        ("7 0 ", "8 0 ", False, False),
+    ],
+)
+def test_folder_of_a_head_that_answers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, life: str, ours: str, answers: bool, refused: bool
+):
+    """A second head is refused while another one answers, and touches nothing; not in a job that is queued again."""
+    for name, value in zip(("JOB_ID", "STEP_ID", "RESTART_COUNT"), ours.split(" "), strict=True):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setattr(Stop, "take_signals", lambda _: None)
+    monkeypatch.setattr(node, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("it starts"))
+    with socket.create_server(("127.0.0.1", 0)) as gcs:
+        head = rendezvous.Head(**{**HEAD, "gcs": f"127.0.0.1:{gcs.getsockname()[1]}", "life": life})
+        if not answers:
+            gcs.close()
+        rendezvous.publish(folder, head)
+        if refused:
+            with pytest.raises(RaydebugError, match="has a cluster already"):
+                node.run(NodeOptions(folder, head=True))
+            assert rendezvous.find_head(folder) == head
+        else:
+            with pytest.raises(pytest.fail.Exception, match="it starts"):
+                node.run(NodeOptions(folder, head=True))
+
+
+FAILS = """
+import sys
+from pathlib import Path
+from raydebug.cluster import node
+def no_space(*_, **__): raise OSError(122, "Disk quota exceeded")
+node._plan = no_space
+print(node.run(node.NodeOptions(Path(sys.argv[1]), head=True)))
+"""
+
+
+def test_error_that_nobody_expects(folder: Path):
+    """A node that fails with an error of Python's says so, in the folder too; only one that is killed was killed."""
+    argv = [sys.executable, "-c", FAILS, str(folder)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.endswith("\n('OSError: [Errno 122] Disk quota exceeded', True)\n"), done.stderr
+    (mine,) = rendezvous.list_nodes(folder)
+    assert (mine["phase"], mine["reason"]) == ("failed", "OSError: [Errno 122] Disk quota exceeded")
+
+
+def test_python_whose_path_nobody_could_read(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """A head whose Python no other node would accept says so before it starts anything."""
+    monkeypatch.setattr(sys, "executable", "/home/me/my env/bin/python")
+    with pytest.raises(RaydebugError, match="this node cannot be a head") as raised:
+        node._plan(NodeOptions(folder, interface="lo"), folder, Path("/tmp/rd-x"), "n1", None, Stop())
+    assert raised.value.cause == "its python has the wrong form; its Python is /home/me/my env/bin/python"

@@ -187,3 +187,13 @@ def test_stack_of_a_process_that_is_gone(pid: int):
     said = ray_node.stack_of(pid)
     assert said.startswith("(")
     assert said.endswith(")")
+
+
+def test_end_of_a_long_log(tmp_path):
+    """Of a log without end only the end is read."""
+    log = tmp_path / "tunnel.log"
+    log.write_text("a banner\n" * 100_000 + "no way\n")
+    assert ray_node.last_words(log) == "a banner / a banner / no way"
+    with log.open("r+b") as file:
+        file.truncate(1 << 40)  # a hole, which takes no room
+    assert len(ray_node.last_words(log)) <= ray_node.LAST_CHARS

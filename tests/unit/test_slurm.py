@@ -100,6 +100,8 @@ here = Path({folder!r})
 with (here / "calls").open("a") as calls: calls.write(json.dumps(sys.argv) + "\\n")
 name = Path(sys.argv[0]).name
 if name == "sbatch": print("sbatch: a warning"); print("17;cluster")
+elif name == "squeue" and "SQUEUE_PARTITION" in os.environ: pass
+elif name == "scancel" and "SCANCEL_PARTITION" in os.environ: pass
 elif name == "scancel": (here / "state").write_text("CANCELLED|INVALID|None")
 elif (here / "state").exists(): print((here / "state").read_text())
 else: sys.exit("slurm_load_jobs error: Invalid job id specified")
@@ -302,7 +304,7 @@ def test_token_is_nowhere_but_in_its_file(site: Path, monkeypatch: pytest.Monkey
         slurm.bring_up(UpOptions(nodes=2), on_phase=on_phase)
     token = seen.pop("token")
     assert len(token) == 64
-    assert set(seen) == {"job.sh"}
+    assert set(seen) == {".raydebug", "job.sh"}
     assert not [name for name, text in seen.items() if token in text]
     assert token.decode() not in (site / "calls").read_text()
 
@@ -379,3 +381,69 @@ def test_own_allocation_runs_on(site: Path, monkeypatch: pytest.MonkeyPatch):
     rendezvous.publish(folder, rendezvous.Head(**{**HEAD, "life": "  "}))
     with pytest.raises(RaydebugError, match="has no cluster of Slurm"):
         slurm._adopt(UpOptions(folder=folder), lambda _: None)
+
+
+@pytest.mark.parametrize("name", ["job.sh", "token", "cluster.json", "nodes", "train.py"])
+def test_folder_of_the_users(site: Path, name: str):
+    """Nothing is written or removed in a folder with files of the user's, and nothing is submitted."""
+    folder = site / "project"
+    folder.mkdir(mode=0o700)
+    (folder / name).mkdir() if name == "nodes" else (folder / name).write_text("mine")
+    with pytest.raises(RaydebugError, match="is not a folder of raydebug's"):
+        slurm._submit(UpOptions(nodes=2, folder=folder))
+    assert [path.name for path in folder.iterdir()] == [name]
+    assert name == "nodes" or (folder / name).read_text() == "mine"
+    assert not (site / "calls").exists()
+
+
+def test_folder_of_an_earlier_cluster(site: Path):
+    """A folder that raydebug has made is used again, after `down` and after a refusal; the script follows no link."""
+    folder, other = site / "f", site / "other"
+    other.write_text("mine")
+    for _ in range(2):
+        cluster = slurm._submit(UpOptions(nodes=2, folder=folder))
+        assert (folder / "job.sh").stat().st_mode & 0o777 == 0o600
+        (folder / "job.sh").unlink()
+        (folder / "job.sh").symlink_to(other)
+        assert slurm.take_down(cluster) == []
+        assert not (folder / "token").exists()
+    assert other.read_text() == "mine"
+
+
+@pytest.mark.parametrize("state_of_job", ["RUNNING|1:00:00|None", ""])
+def test_down_cancels(site: Path, monkeypatch: pytest.MonkeyPatch, state_of_job: str):
+    """`down` cancels the job whatever the user's filters hide of it, and where Slurm lists none."""
+    cluster = slurm._submit(UpOptions(nodes=2))
+    (site / "state").write_text(state_of_job)
+    for name in ("SQUEUE_PARTITION", "SCANCEL_PARTITION"):
+        monkeypatch.setenv(name, "other")
+    assert slurm.ask(cluster).state == (slurm.RUNNING if state_of_job else slurm.GONE)
+    assert slurm.take_down(cluster) == []
+    assert calls_of(site, "scancel") == [["17"]]
+    assert slurm.ask(cluster).state == "CANCELLED"
+
+
+def test_down_without_room_for_audit_lines(site: Path, capsys: pytest.CaptureFixture[str]):
+    """Where the audit lines cannot be kept, `down` says so and ends the cluster."""
+    cluster = slurm._submit(UpOptions(nodes=2))
+    (Path(cluster.there.folder) / "gateway.log").write_text("2026-11-22T18:00:00.123Z INFO audit: detach pause=1\n")
+    (site / "home/raydebug/audit").touch()
+    assert kind_of(cluster).take_down() == []
+    assert "note: 1 audit lines are lost: " in capsys.readouterr().err
+    assert calls_of(site, "scancel") == [["17"]]
+
+
+def test_folder_of_a_cluster_that_runs(site: Path):
+    """A folder whose head's job runs is refused, and its files stay; it is taken once that job has ended."""
+    folder = site / "f"
+    rendezvous.make(folder)
+    rendezvous.publish(folder, rendezvous.Head(**HEAD))
+    (site / "state").write_text("RUNNING|1:00:00|None")
+    with pytest.raises(RaydebugError) as raised:
+        slurm._submit(UpOptions(nodes=2, folder=folder))
+    assert (raised.value.cause, raised.value.exit_code) == ("its job 17 is running", 3)
+    assert rendezvous.find_head(folder) is not None
+    assert not calls_of(site, "sbatch")
+    (site / "state").write_text("COMPLETED|0:00|None")
+    slurm._submit(UpOptions(nodes=2, folder=folder))
+    assert rendezvous.find_head(folder) is None

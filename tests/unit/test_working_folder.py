@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from raydebug.cluster import working_folder
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.known_folders import (
     copies_on,
@@ -373,3 +374,17 @@ def test_another_kind_of_cluster(tmp_path):
         "cause: the jobs of cluster 'default' run in this folder itself",
         "fix: leave it out",
     ]
+
+
+@pytest.mark.parametrize(("second", "shared"), [("True\n", True), ("False\n", False), (None, False)])
+def test_whether_all_nodes_share_a_folder(cluster, tmp_path, monkeypatch, capsys, second, shared):
+    """A folder is shared where every node says so; where one gives no answer it is copied, and they are asked again."""
+    answer = {"code": 0, "output": second} if second else {"problem": "it gave no answer within 90 s"}
+    nodes = [{"ip": "10.0.0.1", "code": 0, "output": "True\n"}, {"ip": "10.0.0.2", **answer}]
+    monkeypatch.setattr(Dashboard, "living_nodes", lambda _: [{"node_ip": node["ip"]} for node in nodes])
+    monkeypatch.setattr(working_folder, "ask_nodes", lambda *_: nodes)
+    monkeypatch.setattr(working_folder, "_copy", lambda *_: "/there")
+    found = folder_on_nodes(cluster, tmp_path, as_it_is=True)
+    assert (found == str(tmp_path)) is shared
+    assert set(read_known(cluster)["shared"].values()) == ({shared} if second else set())
+    assert ("10.0.0.2 gave no answer" in capsys.readouterr().err) is (second is None)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from raydebug import render
 from raydebug.cluster.state import check_name
 from raydebug.settings.files import open_private, state_dir
 
@@ -34,16 +35,19 @@ def read(name: str) -> list[str]:
 
 
 def keep(name: str, log: Iterable[str]) -> None:
-    """Add the audit lines of a gateway's log to the kept ones, without duplicates."""
+    """Add the audit lines of a gateway's log to the kept ones, without duplicates; a full disk is no error."""
     known = set(read(name))
     fresh = [line for line in log if _LINE.fullmatch(line) and line not in known]
     if not fresh:
         return
     # Not the name to which the file of a local cluster is rotated at midnight: rotation would replace it.
     path = file_of(name).with_suffix(f".log.{time.strftime('%Y-%m-%d', time.gmtime())}-containers")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open_private(path) as file:
-        file.write("".join(f"{line}\n" for line in fresh).encode())
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open_private(path) as file:
+            file.write("".join(f"{line}\n" for line in fresh).encode())
+    except OSError as error:
+        render.say(f"note: {len(fresh)} audit lines are lost: {path}: {error.strerror or error}")
 
 
 def prune() -> None:

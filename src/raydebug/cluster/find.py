@@ -8,6 +8,7 @@ cluster, named by the address of its dashboard, and has no gateway.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -86,8 +87,12 @@ def cluster_at(address: str, environ: Mapping[str, str] = os.environ) -> Cluster
             why = "it has a user and a password; Ray's dashboard takes a token, which raydebug sends itself"
         elif parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
             why = "it takes the dashboard's, as `ray start --head` prints it; not ray://"
+        elif not re.fullmatch(r"[\w.:%-]+", parts.hostname):
+            why = f"{parts.hostname!r} is not the name of a host"
         elif parts.path not in ("", "/"):
             why = f"{parts.path} follows the port: a dashboard behind a path is not supported"
+        else:
+            parts.hostname.encode("idna").decode("idna")  # each part has 1 to 63 characters
     except ValueError as error:
         why = str(error)
     if why is not None:

@@ -222,6 +222,14 @@ def _refuse_others(existing: Cluster, options: UpOptions) -> None:
             fix=f"`raydebug down{name_option(existing.name)}` first, or another name with --name",
             code="ssh.other-hosts", exit_code=Exit.TAKEN,
         )  # fmt: skip
+    for name, asked in (("ssh", options.ssh if options.ssh != UpOptions.ssh else None), ("python", options.python)):
+        if asked is not None and asked != existing.there.launched[name]:
+            raise RaydebugError(
+                f"cluster '{existing.name}' runs already, with another --{name}",
+                cause=f"it has {existing.there.launched[name]}",
+                fix=f"leave --{name} out, or `raydebug down{name_option(existing.name)}` first",
+                code="ssh.other-options", exit_code=Exit.TAKEN,
+            )  # fmt: skip
 
 
 def take_down(cluster: Cluster) -> list[str]:

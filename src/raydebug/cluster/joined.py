@@ -22,6 +22,7 @@ from raydebug.cluster.find import cluster_around_us, cluster_at
 from raydebug.cluster.local import supervisor_of
 from raydebug.cluster.locks import only_one
 from raydebug.cluster.node_jobs import (
+    COMES_WITHIN_S,
     GATEWAY,
     NODES,
     Answer,
@@ -38,7 +39,7 @@ from raydebug.cluster.node_jobs import (
 from raydebug.cluster.port_owner import is_loopback, uid_behind
 from raydebug.cluster.state import DEFAULT_NAME, Cluster, name_option
 from raydebug.cluster.tunnel import close_way, command_of, far_python, last_said, open_way
-from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted
+from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted, refuse_other_ports
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.settings.files import atomic_write
 from raydebug.settings.flavours import flavour_of
@@ -46,7 +47,6 @@ from raydebug.settings.flavours import flavour_of
 AUTO = "auto"
 CLIENT_PORT, DIAL_PORT = 5678, 5679  # of the head, if free
 AGENT = "--dashboard_agent_command="  # of the raylet's command line (ray 2.41.0 to 2.60.0 _private/services.py)
-COMES_WITHIN_S = 3.0  # a job whose submission was not answered
 # With these nothing of raydebug's has stayed on the nodes.
 _UNTOUCHED = ("joined.no-raydebug", "port.taken")
 
@@ -90,11 +90,15 @@ def join(
             if earlier is None and base.there.through:
                 close_way(base)
                 state.forget(base)
+            elif earlier is not None and base.there.through != earlier.there.through:
+                _put_back(base, earlier)
             if base.there.head_dashboard and isinstance(error, RaydebugError) and error.code == "cluster.no-answer":
                 raise _no_way(base, said or error.cause) from error
             raise
         was, job = cluster.there, cluster.there.job
         runs = bool(job) and _status(asked, job) not in ENDED
+        if runs:
+            refuse_other_ports(options, cluster)
         token = asked.token if was.asks_token else ""
         on_phase("looking at its nodes")
         cluster, answer = _ask(cluster, options, earlier, token, with_gateway=not runs, on_phase=on_phase)
@@ -188,6 +192,7 @@ def leave(cluster: Cluster, *, touched: bool = True) -> list[str]:
         dashboard = Dashboard(cluster)
         nodes = dashboard.living_nodes()
     except RaydebugError as error:
+        close_way(state.read_record(cluster.name) or cluster)  # nothing would end it once the folder is removed
         raise RaydebugError(
             f"cluster '{cluster.name}' cannot be left: it does not answer",
             cause=error.cause,
@@ -247,6 +252,11 @@ def _with_way(options: UpOptions, asked: Cluster, earlier: Cluster | None, throu
     if way != base.there.through:
         close_way(base)
     far_dashboard = asked.dashboard if way and is_loopback(asked.dashboard) else ""
+    if "[" in far_dashboard:
+        raise UsageError(
+            f"{far_dashboard} cannot be reached through a command", cause="it leads to 127.0.0.1 of the head only",
+            fix="start Ray's dashboard on 127.0.0.1, or name a URL that is reached from here", code="joined.options",
+        )  # fmt: skip
     url = base.dashboard if far_dashboard else asked.dashboard
     launched = {"folder": str(Path.cwd())} if through else base.there.launched
     base = _with(base, through=way, head_dashboard=far_dashboard, dashboard=url, launched=launched)
@@ -262,6 +272,14 @@ def _no_way(base: Cluster, said: str) -> RaydebugError:
         " here, such as http://HEAD:8265",
         code="joined.no-way",
     )
+
+
+def _put_back(now: Cluster, earlier: Cluster) -> None:
+    """Record an earlier join again, and open its way to the head, which another one has replaced."""
+    close_way(now)
+    state.save_cluster(replace(earlier, supervisor_pid=0))
+    with ignore_interrupts(), contextlib.suppress(RaydebugError):
+        open_way(replace(earlier, supervisor_pid=0), {})
 
 
 def _earlier(name: str, dashboard: str) -> Cluster | None:

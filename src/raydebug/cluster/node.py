@@ -165,6 +165,7 @@ def run(options: NodeOptions) -> tuple[str | None, bool]:
     folder, stop = Path(os.path.abspath(options.folder)), Stop()
     if is_head:
         rendezvous.make(folder)
+        _refuse_running(folder)
         rendezvous.forget_nodes(folder)
     stop.take_signals()
     adopt_orphans()
@@ -178,15 +179,16 @@ def run(options: NodeOptions) -> tuple[str | None, bool]:
             failure = _keep(options, folder, host, stop, writing, is_head=is_head) or ""
             os.write(writing, b"\n" + failure.encode(errors="replace"))
             code = Exit.OK
-        except Exception:  # noqa: BLE001 - the last words of this process
+        except Exception as error:  # noqa: BLE001 - the last words of this process
             traceback.print_exc()
+            os.write(writing, f"\n{type(error).__name__}: {error}".encode(errors="replace"))
         finally:
             os._exit(code)
     os.close(writing)
     with os.fdopen(reading, encoding="utf-8", errors="replace") as said:
         temp_dir, _, failure = said.read().partition("\n")
     if os.waitpid(stop.child, 0)[1] != 0:
-        failure = "its process was killed"
+        failure = failure or "its process was killed"
         with contextlib.suppress(RaydebugError):
             if is_head:
                 rendezvous.forget_head(folder)
@@ -195,6 +197,28 @@ def run(options: NodeOptions) -> tuple[str | None, bool]:
             private_folders.remove_private(Path(temp_dir))
         _say_early(folder, host, FAILED, failure, is_head=is_head)
     return failure or None, is_head
+
+
+def _refuse_running(folder: Path) -> None:
+    """Refuse the folder of a cluster that runs: it would end with its head's file.
+
+    Raises:
+        RaydebugError: its head answers. That of a job which is queued again may still do so, and is replaced.
+    """
+    head = None
+    with contextlib.suppress(RaydebugError):  # a broken file is replaced
+        head = rendezvous.find_head(folder)
+    own = life_of(os.environ).split(" ")[:2]
+    if head is None or (own[0] and head["life"].split(" ")[:2] == own):
+        return
+    with contextlib.suppress(OSError):
+        ip, _, port = head["gcs"].rpartition(":")
+        socket.create_connection((ip, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+        raise RaydebugError(
+            f"{folder} has a cluster already", cause=f"its head on {head['host']} answers at {head['gcs']}",
+            fix=f"end it first, or name another folder; where that is another program, remove"
+            f" {folder / rendezvous.HEAD_FILE}", code="node.taken", exit_code=Exit.TAKEN,
+        )  # fmt: skip
 
 
 def _keep(options: NodeOptions, folder: Path, host: str, stop: Stop, told: int, *, is_head: bool) -> str | None:
@@ -315,6 +339,12 @@ def _plan(options: NodeOptions, folder: Path, temp_dir: Path, host: str, head: H
         debugger=cluster.debugger, nodes=options.nodes or int(os.environ.get("SLURM_STEP_NUM_NODES", 1)),
         life=life_of(os.environ),
     )  # fmt: skip
+    if problem := rendezvous.what_is_wrong(own):  # else nobody could read it, which is noticed minutes later
+        raise UsageError(
+            "this node cannot be a head", cause=f"{problem}; its Python is {sys.executable}",
+            fix="run raydebug in an environment whose path has only letters of ASCII, digits and ./+@-_",
+            code="node.head",
+        )  # fmt: skip
     return NodeKeeper(host, cluster, ip, own, stop, is_head=True)
 
 

@@ -28,6 +28,7 @@ from raydebug.protocol.records import text_of_at_most
 GATEWAY, NODES = OWN_JOBS
 JOB_STARTS_S = 60.0
 ANSWER_LIMIT_S = JOB_STARTS_S + 2 * NODE_LIMIT_S  # join and, where that fails, leave
+COMES_WITHIN_S = 3.0  # a job whose submission was not answered
 POLL_S, POLL_SLOW_S = 0.1, 1.0  # each look is a scan of Ray's table of jobs
 SILENT_S = 20.0  # of a dashboard while a job of ours runs
 MONITORED_EVERY_S = 1.5

@@ -67,6 +67,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     except FileExistsError:
         return {"problem": f"{folder} is there already: has this host two names in the file?"}
     private_folders.check_private(folder)
+    rendezvous.mark(folder)
     atomic_write(folder / "token", request["token"])
     if request["head"]:
         atomic_write(folder / rendezvous.HEAD_FILE, json.dumps(request["head"]))

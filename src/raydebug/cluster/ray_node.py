@@ -36,6 +36,7 @@ START_LINE_S = 10.0
 # before that.
 RAY_GIVES_UP_S = 15.0
 STACK_TIMEOUT_S = 30.0
+READ_BYTES = 64 * 1024  # of the end of a log
 LAST_LINES, LAST_CHARS = 3, 300
 STACK_FRAMES = 8
 # Ray's own processes, children of `ray start` (ray 2.60.0 _private/services.py), by the names that the kernel has.
@@ -205,7 +206,9 @@ class Startup:
 def last_words(log: Path) -> str:
     """Return the last lines that a program wrote to its log, on one line."""
     try:
-        text = log.read_text(encoding="utf-8", errors="replace")
+        with log.open("rb") as file:  # a site's banner for each connection makes a long one
+            file.seek(max(0, file.seek(0, 2) - READ_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
     except OSError as error:
         return f"(no log: {error.strerror})"
     lines = [line.strip()[:LAST_CHARS] for line in text.splitlines() if line.strip()]

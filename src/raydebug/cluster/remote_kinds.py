@@ -19,6 +19,7 @@ from raydebug.cluster.runner import NodeRunner, Runner
 from raydebug.errors import Exit, RaydebugError
 
 ASK_SLURM_S = 10.0
+REMEMBERED = 4096  # characters by which the place in a log is found again
 
 
 class JoinedKind(Kind):
@@ -56,14 +57,18 @@ class JoinedKind(Kind):
 
     def show_logs(self, service: str | None, *, follow: bool) -> int:
         """Print the logs; the gateway's end ends `follow`."""
-        shown = {part: 0 for part in self.services if service in (None, part)}
+        shown = {part: "" for part in self.services if service in (None, part)}  # the end of what was printed
         while True:
             is_over = not follow or self.why_gateway_down() is not None
             for part, before in shown.items():
-                lines = self.log_of(part).splitlines()
-                for line in lines[before:]:
+                log = self.log_of(part)
+                if not is_over:
+                    log = log[: log.rfind("\n") + 1]
+                # A host sends the end of a log only: it may begin later than the one before.
+                fresh = log.rpartition(before)[2] if before else log
+                for line in fresh.splitlines():
                     render.out(f"{part} | {render.visible(line)}")
-                shown[part] = len(lines)
+                shown[part] = (before + fresh)[-REMEMBERED:]
             if is_over:
                 return Exit.OK
             time.sleep(FOLLOW_EVERY_S)

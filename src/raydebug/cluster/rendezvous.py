@@ -1,6 +1,7 @@
 """The folder in which the nodes of a cluster find each other, wherever a launcher has started them (node.py).
 
-`token` is the cluster's token, `cluster.json` where the head is, `nodes/HOST.json` how a node is. The folder is private
+`token` is the cluster's token, `cluster.json` where the head is, `nodes/HOST.json` how a node is, and `.raydebug` says
+that all of them are raydebug's: a folder with other files is never written to. The folder is private
 and usually on a shared file system. What is read is checked: a file that is broken is an error with a reason.
 """
 
@@ -19,9 +20,9 @@ from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol import records
 from raydebug.settings.debugger import MODES
-from raydebug.settings.files import NotPlainText, atomic_write, read_json
+from raydebug.settings.files import NotPlainText, atomic_write, open_private, read_json
 
-HEAD_FILE, NODES = "cluster.json", "nodes"
+HEAD_FILE, NODES, MARK = "cluster.json", "nodes", ".raydebug"
 BYTES_MAX = 64 * 1024
 UP, FAILED, ENDED = "up", "failed", "ended"  # phases besides what a start is at
 UNREACHABLE = "unreachable"  # of a node whose host cannot be asked
@@ -82,14 +83,32 @@ def make(folder: Path) -> None:
     """Make the folder of a cluster and its token, as far as they are missing.
 
     Raises:
-        RaydebugError: another user could access or replace it.
+        RaydebugError: another user could access or replace it, or it has files of the user's.
     """
     with state.writing(folder):
         if not folder.exists():
             make_private(folder)
     check_private(folder)
+    mark(folder)
     if not os.path.lexists(folder / "token"):
         state.make_token(folder)
+
+
+def mark(folder: Path) -> None:
+    """Mark an empty folder as raydebug's: from now on files in it are replaced and removed.
+
+    Raises:
+        RaydebugError: it has files, and no mark.
+    """
+    with state.writing(folder):
+        if os.path.lexists(folder / MARK):
+            return
+        if any(folder.iterdir()):
+            raise UsageError(
+                f"{folder} is not a folder of raydebug's", cause=f"it has other files, and no {MARK}",
+                fix="name a folder that is empty, or does not exist yet", code="node.folder",
+            )  # fmt: skip
+        open_private(folder / MARK, "wb").close()
 
 
 def check(folder: Path) -> None:

@@ -37,8 +37,9 @@ from raydebug.cluster.up import (
     raise_if_interrupted,
     words_of,
 )
-from raydebug.errors import RaydebugError, UsageError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.process import SAFE_PATH
+from raydebug.settings.files import atomic_write
 
 LOG, SCRIPT = "slurm.log", "job.sh"
 EXAMPLE = "raydebug up --cluster slurm --nodes 2 -- --partition=NAME --time=01:00:00"
@@ -187,9 +188,8 @@ def take_down(cluster: Cluster) -> list[str]:
     job, folder = cluster.there.launched["job"], Path(cluster.there.folder)
     left = []
     if not is_own(cluster):
-        if ask(cluster).state != GONE:
-            with contextlib.suppress(process.CommandFailed):  # it has ended meanwhile
-                process.run(["scancel", job])
+        with contextlib.suppress(process.CommandFailed):  # it has ended
+            _slurm("scancel", job)
         deadline = time.monotonic() + ENDS_S
         while (found := ask(cluster).state) in THERE and time.monotonic() < deadline:
             time.sleep(ASK_S / 2)
@@ -217,12 +217,16 @@ def ask(cluster: Cluster) -> SlurmJob:
 def ask_job(job: str) -> SlurmJob:
     """Return what Slurm says of a job."""
     try:
-        said = process.run(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%L|%r"])
+        said = _slurm("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%L|%r")
     except process.CommandFailed as error:
         if "Invalid job id" in error.output:  # it has ended some minutes ago (MinJobAge)
             return SlurmJob()
         return SlurmJob(UNKNOWN, error.cause)
     return read_job(said)
+
+
+def _slurm(*argv: str) -> str:
+    return process.run(argv, env=without_slurm(os.environ))
 
 
 def read_job(said: str) -> SlurmJob:
@@ -278,10 +282,11 @@ def _submit(options: UpOptions) -> Cluster:
     state.make_folder(options.name)
     rendezvous.make(folder)
     rendezvous.check(folder)
+    _refuse_running(folder)
     rendezvous.forget_head(folder)
     remove_private(folder / rendezvous.NODES)
     with state.writing(folder):
-        (folder / SCRIPT).write_text(script, encoding="utf-8")
+        atomic_write(folder / SCRIPT, script)
     job, fix = "", f"its own options follow after `--`: {EXAMPLE}"
     submit = ["sbatch", "--parsable", *options.after, str(folder / SCRIPT)]
     try:
@@ -297,9 +302,23 @@ def _submit(options: UpOptions) -> Cluster:
     except BaseException:
         with ignore_interrupts(), contextlib.suppress(process.CommandFailed):
             if job:
-                process.run(["scancel", job])
+                _slurm("scancel", job)
         remove_private(folder) if options.folder is None else (folder / "token").unlink(missing_ok=True)
         raise
+
+
+def _refuse_running(folder: Path) -> None:
+    """Refuse a folder whose cluster runs: it would end with its head's file."""
+    head = None
+    with contextlib.suppress(RaydebugError):  # a broken file is replaced
+        head = rendezvous.find_head(folder)
+    job = head["life"].split(" ")[0] if head is not None else ""
+    if job.isdecimal() and (found := ask_job(job)).state in THERE:
+        raise RaydebugError(
+            f"{folder} has a cluster already", cause=f"its job {job} is {found.words}",
+            fix=f"`raydebug up --cluster slurm --folder {folder}` leads to it; `scancel {job}` ends it, or name another"
+            " folder", code="slurm.taken", exit_code=Exit.TAKEN,
+        )  # fmt: skip
 
 
 def _open(cluster: Cluster, head: Head, options: UpOptions) -> Cluster:

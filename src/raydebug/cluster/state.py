@@ -65,7 +65,8 @@ class Remote:
     @property
     def far(self) -> dict[str, int]:
         """The ports on the head's loopback that a tunnel leads to, by purpose."""
-        found = {"gateway": self.client_port, "dashboard": urlsplit(self.head_dashboard).port or 0}
+        dashboard = (urlsplit(self.head_dashboard).port or 80) if self.head_dashboard else 0
+        found = {"gateway": self.client_port, "dashboard": dashboard}
         return {purpose: port for purpose, port in found.items() if port}
 
     @property
@@ -127,6 +128,11 @@ class Cluster:
     def is_local(self) -> bool:
         """Whether its processes are processes of this machine, without containers."""
         return self.kind == "local"
+
+    @property
+    def is_far(self) -> bool:
+        """Whether each connection to it is a command of its own: a login, a step of Slurm."""
+        return self.remote is not None and bool(self.remote.through)
 
     @property
     def is_joined(self) -> bool:

@@ -67,13 +67,14 @@ def command_of(through: str, python: str) -> list[str]:
     if not _PLAIN_PATH.fullmatch(python):
         raise RaydebugError(
             "the cluster's Python is not run through this command",
-            cause=f"its dashboard calls it {python!r}, which is not a plain path",
+            cause=f"a shell at the far end may read it, and {python!r} is not a plain path",
             fix="--through 'ssh HEAD' needs none, or keep `ssh -N -L PORT:127.0.0.1:PORT HEAD` open (docs/12)",
             code="joined.python",
         )
-    # srun passes on whole lines only, and messages of DAP end without one.
-    if Path(words[0]).name == "srun" and not {"-u", "--unbuffered"} & set(words):
-        words.insert(1, "--unbuffered")
+    # srun, also after `ssh LOGIN` or `env`, passes on whole lines only, and messages of DAP end without one.
+    at = next((number for number, word in enumerate(words) if Path(word).name == "srun"), len(words))
+    if at < len(words) and not {"-u", "--unbuffered"} & set(words[at:]):
+        words.insert(at + 1, "--unbuffered")
     return [*words, python, SAFE_PATH, "-m", "raydebug.cluster.reach", "there", FAR_PORT]
 
 
@@ -94,6 +95,11 @@ def open_way(cluster: Cluster, asked: Mapping[str, int | None]) -> Cluster:
         RaydebugError: nothing listens here in time, or a port that the user named is taken.
     """
     far = cluster.there.far
+    moved = [purpose for purpose, port in asked.items() if port and cluster.ports.get(purpose, port) != port]
+    if moved and supervisor_of(cluster) is not None:
+        with choosing_ports(cluster.name) as taken:  # refused before the way is closed
+            choose_ports(dict(asked), {}, taken, moved)
+        close_way(cluster)
     if not cluster.there.through:
         cluster = replace(_at(cluster, far), supervisor_pid=0)
         state.save_cluster(cluster)

@@ -55,7 +55,8 @@ def folder_on_nodes(cluster: Cluster, here: Path, *, as_it_is: bool) -> str:
     shared = known["shared"].get(str(here))
     if shared is None:
         shared = _is_shared(cluster, here)
-        note_shared(cluster, here, shared=shared)
+        if shared is not None:
+            note_shared(cluster, here, shared=shared)
     if shared:
         return str(here)
     there = next((there for there, of in known["copies"].items() if of == str(here)), None)
@@ -65,8 +66,8 @@ def folder_on_nodes(cluster: Cluster, here: Path, *, as_it_is: bool) -> str:
     return there
 
 
-def _is_shared(cluster: Cluster, here: Path) -> bool:
-    """Return whether all nodes see a file that is made in a folder for this question."""
+def _is_shared(cluster: Cluster, here: Path) -> bool | None:
+    """Return whether all nodes see a file that is made in a folder for this question; None if not all have answered."""
     mark = here / f".raydebug-{secrets.token_hex(8)}"
     looks = ["-c", "import os, sys; print(os.path.exists(sys.argv[1]))", str(mark)]
     ips = [node["node_ip"] for node in Dashboard(cluster).living_nodes()][:ASKED_NODES]
@@ -81,11 +82,18 @@ def _is_shared(cluster: Cluster, here: Path) -> bool:
         )
         return False
     try:
-        answers = [node["output"].strip() for node in ask_nodes(cluster, request, ANSWER_LIMIT_S + LIMIT_S)
-                   if node.get("code") == 0]  # fmt: skip
+        nodes = ask_nodes(cluster, request, ANSWER_LIMIT_S + LIMIT_S)
     finally:
         mark.unlink(missing_ok=True)
-    return bool(answers) and set(answers) == {"True"}
+    answers = {node["ip"]: node["output"].strip() for node in nodes if node.get("code") == 0}
+    if set(answers.values()) - {"True"}:
+        return False
+    if silent := [ip for ip in ips if ip not in answers]:
+        render.say(
+            f"note: whether all nodes share {here} is not known, as {', '.join(silent[:NAMED_AT_MOST])} gave no answer;"
+            " it counts as not shared. If they share it: --no-upload"
+        )
+    return None if silent else bool(ips)
 
 
 def _copy(cluster: Cluster, here: Path) -> str:

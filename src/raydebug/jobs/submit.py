@@ -16,8 +16,10 @@ from raydebug import render
 from raydebug.cluster.dashboard import Dashboard, JobInfo
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.known_folders import copies_on, with_local_names
+from raydebug.cluster.node_jobs import COMES_WITHIN_S, stop_job
 from raydebug.cluster.runner import NodeRunner, Runner
 from raydebug.cluster.state import DEFAULT_NAME, Cluster, without_token
+from raydebug.cluster.up import ignore_interrupts
 from raydebug.commands.trainings import read_command
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.gateway.breakpoint_specs import resolve_breaks
@@ -26,6 +28,8 @@ from raydebug.protocol import variables
 from raydebug.protocol.records import BreakpointSpec
 from raydebug.protocol.secrets import is_secret, without_secrets_in_line
 from raydebug.settings.debugger import mode_variables
+
+UNSURE = ("cluster.no-answer", "ray.refused")  # a busy head takes a job and says nothing, or answers with 500
 
 
 @dataclass(frozen=True)
@@ -253,7 +257,8 @@ def submit(cluster: Cluster, job: Job) -> str:
     """Start a job and return its submission id.
 
     Raises:
-        RaydebugError: the cluster or its gateway does not take it; the job's breakpoints are removed again then.
+        RaydebugError: the cluster or its gateway does not take it, or does not say so: then the job is stopped, if it
+            has come after all, and its breakpoints are removed again.
     """
     submission_id = f"raydebug-{time.strftime('%H%M%S')}-{secrets.token_hex(3)}"
     if cluster.is_joined:  # its gateway is a job that anybody may stop: then no process of this one could pause
@@ -268,8 +273,12 @@ def submit(cluster: Cluster, job: Job) -> str:
     try:
         line, folder = job_entrypoint(job), job.working_dir
         return Dashboard(cluster).submit_job(line, submission_id=submission_id, env=environment, folder=folder)
-    except RaydebugError:  # without a job, nothing would remove them
-        for spec in job.breaks:
-            with contextlib.suppress(RaydebugError):
-                remove_break(cluster, spec["id"])
+    except BaseException as error:
+        with ignore_interrupts():
+            if not isinstance(error, RaydebugError) or error.code in UNSURE:
+                with contextlib.suppress(RaydebugError):
+                    stop_job(cluster, submission_id, comes_within_s=COMES_WITHIN_S)
+            for spec in job.breaks:  # without a job, nothing would remove them
+                with contextlib.suppress(RaydebugError):
+                    remove_break(cluster, spec["id"])
         raise
