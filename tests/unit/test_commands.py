@@ -537,6 +537,25 @@ def test_functions_and_loops(project: Path) -> None:
     ]
 
 
+# Scripts whose last training is the one that bash starts last.
+AS_BASH = {
+    "a function with a subshell as its body": "f() (\n true\n)\nf\nT 1 $PWD\n",
+    "a body with a case": "function f ()\n(\n case $1 in (a) X=1;; b) (true); X=2;; esac; T $1 $X\n)\nf b\nf a\n",
+}
+
+
+@pytest.mark.parametrize("script", AS_BASH.values(), ids=list(AS_BASH))
+def test_forms_of_the_shell(script: str, project: Path) -> None:
+    """Each training has the words that bash gives it and its folder, without a note."""
+    text = script.replace("T ", "python3 -m verl.trainer.main_ppo ")
+    (project / "scripts" / "run.sh").write_text(text)
+    found = read(project, ["p", "q"])
+    assert [it.notes for it in found] == [[] for _ in found]
+    ran = [word for it in found for word in [*it.argv, os.path.normpath(it.folder)]]
+    argv, folder = as_bash_runs(project, ["p", "q"])
+    assert ran == [*argv, folder]
+
+
 @pytest.mark.parametrize(
     ("script", "argv"),
     [

@@ -17,6 +17,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+from raydebug.commands.blocks import (
+    CLOSE,
+    LOOPS,
+    STRUCTURE,
+    Block,
+    end_of_group,
+    end_of_subshell,
+    exits,
+    exits_of_case,
+    is_here,
+    name_of,
+    past,
+    past_pattern,
+)
 from raydebug.commands.conditions import decide_condition, decide_test
 from raydebug.commands.expand import Expander, Values
 from raydebug.commands.tokens import Array, Condition, Document, Operator, Text, Token, Unreadable, Word, read_tokens
@@ -29,11 +43,7 @@ TOKENS_MAX, TOKENS_OF_ONE = 300_000, 100  # and so many for each time
 SCRIPT_BYTES_MAX = 256 * 1024
 ITERATIONS_MAX = 256  # of all loops of a script together
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
-_LOOPS = ("for", "while", "until", "select")
 _CHAINS = ("&&", "||")
-_CLOSE = ("fi", "done", "esac", "}")
-_PASSED = ("time", "exec", "command", "nohup", "builtin")
-_STRUCTURE = frozenset(("if", "then", "elif", "else", "case", "{", "function", "do", "!", *_LOOPS, *_CLOSE, *_PASSED))
 _BLANK_WORDS = ((Text(" ", quoted=True),), (Text("\t", quoted=True),))  # of a backslash that continues no line
 _DECLARING = ("export", "declare", "local", "readonly", "typeset")
 
@@ -61,34 +71,6 @@ class Choices:
         return taken
 
 
-@dataclass
-class _Block:
-    """An open `if`, `case`, loop or group.
-
-    Args:
-        runs: whether its commands run.
-        done: whether a branch was taken, or the loop has ended.
-        doubt: the place of the condition that was not decided; empty if there is none.
-        start: index of the loop's condition or body.
-        word: what `case` compares; None where it is not known.
-        branch: that of a `case` that was chosen, and how many were passed.
-        values: that a `for` has not taken yet.
-    """
-
-    kind: str
-    place: str
-    runs: bool = True
-    done: bool = False
-    doubt: str = ""
-    start: int = 0
-    word: str | None = None
-    branch: int = -1
-    passed: int = 0
-    name: str = ""
-    values: list[str] = field(default_factory=list)
-    rounds: int = 0
-
-
 class Statements:
     """Reads the tokens of a script, command by command.
 
@@ -103,7 +85,7 @@ class Statements:
         self._values = values
         self._expand = Expander(values)
         self._run = run
-        self._blocks: list[_Block] = []
+        self._blocks: list[Block] = []
         self._status: bool | None = True
         self._connector = ""
         self._negated = False
@@ -132,13 +114,13 @@ class Statements:
             token = tokens[at]
             at += 1
             if not isinstance(token, Operator):
-                if not command and isinstance(token, Word) and token.plain in _STRUCTURE:
+                if not command and isinstance(token, Word) and token.plain in STRUCTURE:
                     at = self._structure(token.plain, token.line, tokens, at)
                 else:
                     command.append(token)
                 continue
-            if token.text == "(" and len(command) == 1 and _is(tokens[at : at + 1], ")"):
-                at = self._define(_name_of(command[0]), tokens, at + 1)  # NAME () { ... }
+            if token.text == "(" and len(command) == 1 and is_here(tokens, at, ")"):
+                at = self._define(name_of(command[0]), tokens, at + 1)  # NAME () { ... }
                 command = []
                 continue
             self._finish(command, piped=token.text in ("|", "|&"))
@@ -165,13 +147,13 @@ class Statements:
         """Open, turn or close a block of the script; return the index of the next statement."""
         block = self._blocks[-1] if self._blocks else None
         if word in ("if", "while", "until", "{"):
-            self._blocks.append(_Block(word, self._place(line), start=at))
+            self._blocks.append(Block(word, self._place(line), start=at))
         elif word in ("for", "select"):
             return self._loop(word, line, tokens, at)
         elif word == "case":
             return self._case(line, tokens, at)
         elif word == "function":
-            return self._define(_name_of(tokens[at]) if at < len(tokens) else "", tokens, at + 1)
+            return self._define(name_of(tokens[at]) if at < len(tokens) else "", tokens, at + 1)
         elif word == "!":
             self._negated = not self._negated
         elif block is not None and word in ("then", "elif", "else"):
@@ -180,11 +162,11 @@ class Statements:
             self._begin_round(block)
         elif block is not None and word == "done" and self._again(block):
             return block.start
-        elif word in _CLOSE:
+        elif word in CLOSE:
             del self._blocks[-1:]
         return at
 
-    def _branch(self, block: _Block, word: str, tokens: list[Token], at: int) -> None:
+    def _branch(self, block: Block, word: str, tokens: list[Token], at: int) -> None:
         """Take a branch of an `if`, or pass it."""
         if word != "then":
             block.runs = not block.done
@@ -197,10 +179,10 @@ class Statements:
         if holds is None:
             place = block.place = self._place(tokens[at - 1].line) if block.doubt else block.place
             block.doubt = place
-            holds = self._choices.choose(place, [_exits(tokens, at), False]) == 0
+            holds = self._choices.choose(place, [exits(tokens, at), False]) == 0
         block.runs = block.done = holds
 
-    def _begin_round(self, block: _Block) -> None:
+    def _begin_round(self, block: Block) -> None:
         """Begin the body of a loop; one whose condition is not decided is read once."""
         if block.kind in ("for", "select"):
             return
@@ -209,7 +191,7 @@ class Statements:
             block.doubt, block.done = block.place, True
         block.runs = holds is not False
 
-    def _again(self, block: _Block) -> bool:
+    def _again(self, block: Block) -> bool:
         """Return whether the body of a loop is read once more."""
         block.rounds += 1
         if block.kind in ("for", "select"):
@@ -230,10 +212,10 @@ class Statements:
 
     def _loop(self, kind: str, line: int, tokens: list[Token], at: int) -> int:
         """Open a `for`; its variable gets one value after the other, and the first one has a note."""
-        ends = (n for n in range(at, len(tokens)) if isinstance(tokens[n], Operator) or _is(tokens[n:], "do"))
+        ends = (n for n in range(at, len(tokens)) if isinstance(tokens[n], Operator) or is_here(tokens, n, "do"))
         end = next(ends, len(tokens))
-        start = _past(tokens, end, "do")
-        block = _Block(kind, self._place(line), start=start)
+        start = past(tokens, end, "do")
+        block = Block(kind, self._place(line), start=start)
         head = [token for token in tokens[at:end] if isinstance(token, Word)]
         if self._runs and head and (name := head[0].plain):
             values = [one for word in head[2:] for one in self._expand.fields(word)]
@@ -246,21 +228,21 @@ class Statements:
 
     def _case(self, line: int, tokens: list[Token], at: int) -> int:
         """Open a `case`, and go to its first pattern."""
-        inner = _past(tokens, at, "in")
-        block = _Block("case", self._place(line), start=inner)
+        inner = past(tokens, at, "in")
+        block = Block("case", self._place(line), start=inner)
         if self._runs and isinstance(subject := tokens[at], Word):
             block.word = self._expand.operand(subject)
             if block.word is None:
                 block.doubt = block.place
-                block.branch = self._choices.choose(block.place, _exits_of_case(tokens, inner))
+                block.branch = self._choices.choose(block.place, exits_of_case(tokens, inner))
         self._blocks.append(block)
         return self._next_pattern(tokens, inner)
 
     def _next_pattern(self, tokens: list[Token], at: int) -> int:
         """Decide whether the next branch of a `case` is taken; return where its commands begin, or `esac`."""
         block = self._blocks[-1]
-        end = _past_pattern(tokens, at)
-        if _is(tokens[end : end + 1], "esac"):
+        end = past_pattern(tokens, at)
+        if is_here(tokens, end, "esac"):
             return end
         patterns = [token for token in tokens[at:end] if isinstance(token, Word)]
         if block.done:
@@ -274,11 +256,20 @@ class Statements:
         return end
 
     def _define(self, name: str, tokens: list[Token], at: int) -> int:
-        """Keep the body of a function; return the index behind it."""
-        start = _past(tokens, at, "{")
-        end = _end_of_group(tokens, start)
+        """Keep the body of a function, a group or a subshell; return the index behind it."""
+        at += 2 if is_here(tokens, at, "(") and is_here(tokens, at + 1, ")") else 0  # function NAME ()
+        while is_here(tokens, at, "\n"):
+            at += 1
+        if is_here(tokens, at, "{"):
+            end = end_of_group(tokens, at + 1)
+            body = tokens[at + 1 : end]
+        elif is_here(tokens, at, "("):
+            end = end_of_subshell(tokens, at + 1)
+            body = tokens[at : end + 1]
+        else:
+            return at
         if self._runs:
-            self._functions[name] = self._values.source, tokens[start:end]
+            self._functions[name] = self._values.source, body
         return end + 1
 
     def _call(self, name: str, arguments: list[str]) -> None:
@@ -321,7 +312,7 @@ class Statements:
         """Be inside a function or a sourced file, until its end or a `return`."""
         values = self._values
         before = values.source, values.arguments, self._blocks
-        values.source, values.arguments, self._blocks = source, arguments, [_Block("function", "", doubt=self._doubt)]
+        values.source, values.arguments, self._blocks = source, arguments, [Block("function", "", doubt=self._doubt)]
         self._depth += 1
         try:
             yield
@@ -342,7 +333,7 @@ class Statements:
         doubtful = bool(connector) and self._status is None
         if doubtful:
             place = self._place(command[0].line)
-            self._blocks.append(_Block(connector, place, doubt=place))
+            self._blocks.append(Block(connector, place, doubt=place))
         try:
             status = self._simple(command)
         finally:
@@ -426,7 +417,7 @@ class Statements:
         """Apply a shell builtin to the script's values; report any other command. Return whether it succeeds."""
         program, *rest = argv
         place = self._place(words[0].line)
-        loops = [block for block in self._blocks if block.kind in _LOOPS]
+        loops = [block for block in self._blocks if block.kind in LOOPS]
         if program in self._functions:
             self._call(program, rest)
             return None
@@ -539,73 +530,6 @@ def _tokens_of(text: str) -> list[Token]:
     return read_tokens(text)
 
 
-def _is(tokens: list[Token], text: str) -> bool:
-    """Return whether the first of these tokens is an operator, or a plain word."""
-    return any((token.text if isinstance(token, Operator) else token.plain) == text for token in tokens[:1])
-
-
-def _past(tokens: list[Token], at: int, text: str) -> int:
-    """Return the index behind the next operator or plain word of this text."""
-    return next((n + 1 for n in range(at, len(tokens)) if _is(tokens[n : n + 1], text)), len(tokens))
-
-
-def _past_pattern(tokens: list[Token], at: int) -> int:
-    """Return where the commands behind a pattern of `case` begin; at `esac` there is none."""
-    for n in range(at, len(tokens)):
-        if _is(tokens[n : n + 1], "esac"):
-            return n
-        if _is(tokens[n : n + 1], ")"):
-            return n + 1
-    return len(tokens)
-
-
-def _name_of(token: Token) -> str:
-    return (token.plain or "") if isinstance(token, Word) else ""
-
-
 def _shell_at(argv: list[str]) -> int:
     """Return the index of the shell in a command; its length without one."""
     return next((at for at, word in enumerate(argv) if Path(word).name in SHELLS), len(argv))
-
-
-def _walk(tokens: list[Token], at: int) -> Iterator[tuple[int, int, str]]:
-    """Yield index, depth and text of each word that begins a command, and of each separator, from an index on."""
-    depth, begins = 0, True
-    for n in range(at, len(tokens)):
-        token = tokens[n]
-        text = token.text if isinstance(token, Operator) else token.plain or ""
-        if isinstance(token, Operator) or begins:
-            if not isinstance(token, Operator) and text in _CLOSE:
-                depth -= 1
-            yield n, depth, text
-            if not isinstance(token, Operator) and text in ("if", "case", "{", "for", "while", "until", "select"):
-                depth += 1
-        begins = isinstance(token, Operator) or (begins and text in _STRUCTURE)
-
-
-def _exits(tokens: list[Token], at: int) -> bool:
-    """Return whether the branch that begins here ends the script."""
-    for _, depth, text in _walk(tokens, at):
-        if depth < 0 or (depth == 0 and text in ("elif", "else", ";;")):
-            return False
-        if depth == 0 and text in ("exit", "return"):
-            return True
-    return False
-
-
-def _exits_of_case(tokens: list[Token], at: int) -> list[bool]:
-    """Return of each branch of a `case` whether it ends the script; `at` is its first pattern."""
-    found = []
-    while not _is(tokens[(begin := _past_pattern(tokens, at)) : begin + 1], "esac") and begin < len(tokens):
-        found.append(_exits(tokens, begin))
-        ends = ((n, text) for n, depth, text in _walk(tokens, begin) if depth < 0 or (depth == 0 and text == ";;"))
-        n, text = next(ends, (len(tokens), ""))
-        if text != ";;":
-            break
-        at = n + 1
-    return found or [False]
-
-
-def _end_of_group(tokens: list[Token], at: int) -> int:
-    """Return the index of the `}` that closes the group whose commands begin here."""
-    return next((n for n, depth, _ in _walk(tokens, at) if depth < 0), len(tokens))
