@@ -479,6 +479,7 @@ CONDITIONS = {
     '[[ $M == "*Qwen*" ]]': False, "[[ $M =~ ^org/Qwen[0-9]+ ]]": True, "[[ ! $M =~ Llama ]]": True,
     "(( B > 2 ))": True, "((B==4))": False, "[[ ( $B = 4 || $B = 3 ) && -n $M ]]": True, "[ $# -lt 2 ]": False,
     "[ ${#L[@]} -eq 3 ]": True, "! [ $B = 3 ]": False, "[[ -v B ]]": True, "test $B != 3": False,
+    "[[ $M =~ ^[a-z]+/(Qwen|Llama)?[[:digit:]](-[0-9]+B)+$ ]]": True, '[[ $M =~ "Qwen." ]]': False,
     "[[ $1 == --fast ]]": True, "[ x$A = x ]": True, "[[ \"${B}\" -eq 3 && \"${NONE:-}\" != 1 ]]": True, "false": False,
 }  # fmt: skip
 
@@ -495,6 +496,18 @@ def test_a_condition_with_known_operands_is_decided(condition: str, holds: bool,
     script.write_text(f"{branches}echo $T\n")
     ran = subprocess.run(["bash", str(script), "--fast", "b"], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == str(int(holds))
+
+
+@pytest.mark.timeout(20)
+def test_a_regular_expression_made_to_take_for_ever(project: Path) -> None:
+    """A search takes time that is proportional to the text; an expression that is none is not decided."""
+    lines = [
+        f"X={'a' * 4000}",
+        *(f"[[ $X =~ {regex} ]] && N=1" for regex in ("^(a|a)*b$", "^(a+)+b$", ".*.*.*.*=", "(a")),
+    ]
+    (project / "scripts" / "run.sh").write_text("\n".join([*lines, "python3 -m verl.trainer.main_ppo n=${N:-0}"]))
+    (training,) = read(project, [])
+    assert training.notes == ["N depends on a condition (line 5), which was not decided"]
 
 
 def test_both_branches_of_what_is_not_decided(project: Path) -> None:

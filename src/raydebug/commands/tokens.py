@@ -21,6 +21,7 @@ _ORDINARY = re.compile(r"[^\s\\'\"$`;&|()<>]+|.", re.DOTALL)
 _ORDINARY_IN_QUOTES = re.compile(r"[^\"\\$`]+|.", re.DOTALL)
 _QUOTE, _BLANKS, _LINE = re.compile(r"\$?'"), re.compile(r"[ \t]*"), re.compile(r"[^\n]*")
 _VARIABLE = re.compile(r"\$([A-Za-z_]\w*|[@*#?$!0-9-])")
+_END_OF_CONDITION = re.compile(r"\s\]\]")
 _ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\(")
 _BRACED = re.compile(r"(?P<name>[A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[(?P<index>[^\]]*)\])?(?P<rest>.*)", re.DOTALL)
 NESTED_AT_MOST = 32  # quotes in $(...) in quotes, and expansions in expansions: scripts have three or four
@@ -197,7 +198,7 @@ class _Reader:
             self._at = array.end()
             return Array(array[1], bool(array[2]), tuple(self._array_words()), line)
         word = Word(self.word(until=_META), line)
-        return Condition(self._find("]]", "[["), False, line) if word.plain == "[[" else word
+        return Condition(self._condition(), False, line) if word.plain == "[[" else word
 
     def _array_words(self) -> Iterator[Word]:
         while self._match(_SKIPPED_IN_ARRAY) or not self._take(")"):
@@ -310,6 +311,15 @@ class _Reader:
                 lines.append(line)
             document.body = "\n".join(lines)
         self._waiting.clear()
+
+    def _condition(self) -> str:
+        """Return the text up to the word `]]`; that of [[:digit:]] is none."""
+        end = _END_OF_CONDITION.search(self._text, self._at)
+        if end is None:
+            raise Unreadable(self._line(), "[[ is not closed")
+        text = self._text[self._at : end.start()]
+        self._at = end.end()
+        return text
 
     def _find(self, end: str, opening: str) -> str:
         found = self._text.find(end, self._at)
