@@ -146,6 +146,18 @@ def test_changes_are_explained() -> None:
     assert "trainer.val_before_train: true -> false (the first stop comes sooner)" in lines
 
 
+@pytest.mark.parametrize("verl", ["0.4.1", "0.5.0", "0.7.0", "0.9.1"])
+def test_the_overlong_buffer_of_dapo_is_not_above_the_answer(verl: str) -> None:
+    """Its reward manager asserts that; a training without one gets none."""
+    keys = [
+        "reward_model.overlong_buffer.len",
+        *(f"{part}.reward_kwargs.overlong_buffer_cfg.len" for part in ("reward_model", "reward")),
+    ]
+    words = said(lay("data.max_response_length=20480", *(f"+{key}=4096" for key in keys), verl=verl))
+    assert all(0 < int(words[key]) <= int(words["data.max_response_length"]) for key in keys)
+    assert not set(keys) & said(lay(verl=verl)).keys()
+
+
 def test_what_says_the_same_is_no_change() -> None:
     """A setting that has the profile's value already is left alone, and not explained."""
     overlay = lay("trainer.val_before_train=false", "trainer.resume_mode=disable")
