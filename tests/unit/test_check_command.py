@@ -234,6 +234,11 @@ def test_memory_of_a_model_of_seven_billion() -> None:
     offloaded = {f"{ACTOR}__fsdp_config": {"param_offload": True, "optimizer_offload": True}}
     assert estimated(offloaded, sizes, count, stateful=False).training == count * 4 // 8
     assert estimated({}, sizes, count, stateful=True).one_sequence == 0
+    adapter = {"actor_rollout_ref__model": {"lora_rank": 32}}
+    assert estimated(adapter, sizes, count, stateful=False).training == count * 4 // 8
+    assert estimated({**adapter, **offloaded}, sizes, count, stateful=False).training == 0
+    with_critic = {**adapter, "critic__enable": True}
+    assert estimated(with_critic, sizes, count, stateful=False).training == count * 4 // 8 + count * 16 // 8
 
 
 GPU = {"70 GiB for two ranks of 8 B": (
