@@ -265,6 +265,18 @@ def test_what_does_not_fit_a_gpu(changed: dict[str, Any], parameters: int, gpu: 
     assert says in found[0].what
 
 
+def test_an_actor_of_megatron_is_not_judged_as_one_of_fsdp() -> None:
+    """It shards by settings of its own and brings its own attention; what vLLM needs is judged all the same."""
+    few = {f"{ROLLOUT}__gpu_memory_utilization": 0.1}
+    for strategy, codes in (("fsdp2", ["model.attention", "model.memory"]), ("megatron", ["model.memory"])):
+        facts = {"config": config(**few, **{f"{ACTOR}__strategy": strategy}), "sizes": {}, "has_flash_attention": False,
+                 "trainer_version": "0.9.1", "memory_bytes": 0, "gpu_bytes": 80 * GIB, "layer_types": [],
+                 "shards": {"parameters": 70_000_000_000, "shards": []}}  # fmt: skip
+        found = [*judge_fit(target(), facts, {})]
+        assert [finding.code for finding in found] == codes
+        assert ("each rank needs about" in found[-1].what) == (strategy == "fsdp2")
+
+
 def test_the_training_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script is checked by the one training that it ends in, with the variables that it exports; two are refused."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
