@@ -228,6 +228,17 @@ def test_cpu_section_holds_on_a_cpu_only() -> None:
     assert "++actor_rollout_ref.rollout.enable_sleep_mode=false" in lay(environ=CPU).argv
 
 
+@pytest.mark.parametrize("profile", ["debug", "full"])
+def test_sequence_parallelism_goes_with_remove_padding(profile: str) -> None:
+    """On a CPU it has to: verl refuses the one without the other, for the actor and for the critic."""
+    key = "ulysses_sequence_parallel_size"
+    given = (f"actor_rollout_ref.actor.{key}=2", f"critic.{key}=2")
+    words = said(lay(*given, environ=CPU, profile=profile))
+    assert words["actor_rollout_ref.model.use_remove_padding"] == "false"
+    assert [words[f"{part}.{key}"] for part in ("actor_rollout_ref.actor", "critic")] == ["1", "1"]
+    assert said(lay(*given, profile=profile))[f"critic.{key}"] == "2"
+
+
 @pytest.mark.parametrize(("given", "asked", "ranks"), [("2", 2, "2"), ("2", 8, "2"), ("4", 2, "2"), ("", 8, "1")])
 def test_as_many_ranks_as_the_node_was_given(given: str, asked: int, ranks: str) -> None:
     """On a CPU a training has the ranks that it requests, at most the GPUs given to `up`; one if none were given."""

@@ -85,6 +85,7 @@ _0_4_0: Column = {
     "attention": Key(f"{_MODEL}.override_config.attn_implementation", added=True),
     "remove_padding": Key(f"{_MODEL}.use_remove_padding", False),
     "critic_remove_padding": Key("critic.model.use_remove_padding", False, only_with=_CRITIC),
+    "critic_sequence_parallel": Key("critic.ulysses_sequence_parallel_size", 1, only_with=_CRITIC),
     "fused_kernels": Key(f"{_MODEL}.use_fused_kernels", False),
     "gradient_checkpointing": Key(f"{_MODEL}.enable_gradient_checkpointing", True),
     "critic_gradient_checkpointing": Key("critic.model.enable_gradient_checkpointing", True, only_with=_CRITIC),
