@@ -224,6 +224,29 @@ def test_what_only_a_run_can_tell_is_said(script: str, word: str, note: str, pro
     assert note in training.notes
 
 
+KEYED = "N is an array with keys, which are not followed"
+
+
+@pytest.mark.parametrize(
+    ("script", "word", "note"),
+    [
+        ("declare -A N=([a]=1 [b]=2)\n", "${N[b]}", KEYED),
+        ("declare -A N\nN[a]=1; N['b c']=2\n", "${N[b]}", KEYED),
+        ("N=([3]=a [5]=b)\n", "${N[5]}", KEYED),
+        ("N=(a b c)\nunset 'N[1]'\n", "${N[1]}", KEYED),
+        ("N=(a)\nN[7]=b\n", "${N[7]}", KEYED),
+        ("N=(a b)\n", "${!N[@]}", "${!N[@]} was not read"),
+        ("N=(a b)\n", "${N[x?1:0]}", "${N[x?1:0]} was not read"),
+    ],
+)
+def test_an_array_that_is_not_followed(script: str, word: str, note: str, project: Path) -> None:
+    """Keys and gaps are not followed: an element stays as it is written, with a note, and is no other element."""
+    (project / "scripts" / "run.sh").write_text(f"{script}python3 -m verl.trainer.main_ppo {word}\n")
+    (training,) = read(project, [])
+    assert training.argv[-1] == word
+    assert note in training.notes
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -553,6 +576,9 @@ def test_functions_and_loops(project: Path) -> None:
 # Scripts whose last training is the one that bash starts last.
 AS_BASH = {
     "a function with a subshell as its body": "f() (\n true\n)\nf\nT 1 $PWD\n",
+    "elements of an array": (
+        "A=(a b c)\ni=2\nT ${A[$i]} ${A[i-1]} ${A[-1]} ${A[9]:-none}\nA[1]=x; A[3]=y; A[0]+=z\nT ${A[@]} $A\n"
+    ),
     "a body with a case": "function f ()\n(\n case $1 in (a) X=1;; b) (true); X=2;; esac; T $1 $X\n)\nf b\nf a\n",
 }
 

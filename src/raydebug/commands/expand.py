@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import fnmatch
-import operator
 import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from raydebug.commands.arithmetic import calculate
 from raydebug.commands.tokens import (
     NESTED_AT_MOST,
     Arithmetic,
@@ -43,15 +42,6 @@ _CAT = re.compile(
 VALUE_CHARS_MAX = 64 * 1024  # no setting is longer; a value that doubles in each line is cut off here
 VALUE_WORDS_MAX = 4096
 CUT_CHARS_MAX = 4096  # ${NAME%%PATTERN} tries the pattern at each length: 60,000 characters would take half a minute
-NUMBER_MAX = 10**15  # no batch size is larger
-_MATH: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
-}
 
 
 def readable(text: str) -> str:
@@ -67,6 +57,7 @@ class Values:
         inherited: the environment that the script starts in.
         script: its path.
         source: the file that it sources, as it names it, while that is read.
+        keyed: arrays whose elements have keys of their own, or gaps between them; they are not followed.
         arguments: `$1`, `$2` and so on.
         folder: where it is.
         doubts: what makes everything that follows uncertain.
@@ -83,6 +74,7 @@ class Values:
     exports_all: bool = False
     overlay: dict[str, str] = field(default_factory=dict)
     source: str = ""
+    keyed: set[str] = field(default_factory=set)
 
     def get(self, name: str) -> str | list[str] | None:
         """Return a variable's value; None if it is not set."""
@@ -110,13 +102,28 @@ class Values:
         old = [] if before is None else before if isinstance(before, list) else [before]
         self.assign(name, [*old, *value], taints | (self.taints.get(name, set()) if appends else set()))
 
+    def assign_element(self, name: str, number: int | None, value: str, taints: set[str], *, appends: bool) -> None:
+        """Set an element of an array, or lengthen it; one of another number is not followed, and the array neither."""
+        before = self.get(name)
+        elements = [] if before is None else [before] if isinstance(before, str) else list(before)
+        if number is None or not -len(elements) <= number <= len(elements) or (not elements and number < 0):
+            self.keyed.add(name)
+            return
+        elements += [""] * (number == len(elements))
+        elements[number] = elements[number] + value if appends else value
+        self.assign(name, elements, taints | self.taints.get(name, set()))
+
     def append(self, name: str, value: str, taints: set[str]) -> None:
         """Lengthen a text."""
         before = self.get(name)
         self.assign(name, (before if isinstance(before, str) else "") + value, taints | self.taints.get(name, set()))
 
     def forget(self, name: str) -> None:
-        """Unset a variable."""
+        """Unset a variable, or an element of an array."""
+        if found := re.fullmatch(r"(\w+)\[.*\]", name, re.DOTALL):
+            self.keyed.add(found[1])
+            return
+        self.keyed.discard(name)
         self.variables.pop(name, None)
         self.inherited.pop(name, None)
 
@@ -235,6 +242,8 @@ class Expander:
             found = self._looked_up(part)
             of_list = _is_list(part) or part.index == "*"
             return [str(len(found if of_list else "".join(found[:1])) if found else 0)]
+        if part.operator == "indirect" and part.index in ("@", "*"):  # the keys of an array
+            return [self._unread(part.source, f"{part.source} was not read")]
         if part.operator == "indirect":
             named = self._looked_up(part)
             if not named or not re.fullmatch(r"\w+", named[0]):
@@ -299,16 +308,19 @@ class Expander:
             return [str(values.folder)]
         if name in "?$!-":
             return [self._unread(part.source, f"${name} is known to a run only")]
+        if name in values.keyed:
+            return [self._unread(part.source, f"{name} is an array with keys, which are not followed")]
         found = values.get(name)
         if found is None:
             return None
         self._taints |= values.taints.get(name, set())
-        if isinstance(found, str):
-            return [found]
+        elements = [found] if isinstance(found, str) else found
         if part.index in ("@", "*"):
-            return list(found)
-        at = int(part.index) if part.index.isdigit() else 0
-        return [found[at]] if at < len(found) else None
+            return list(elements)
+        number = self.number(part.index) if part.index else 0
+        if number is None:
+            return [self._unread(part.source, f"{part.source} was not read")]
+        return [elements[number]] if -len(elements) <= number < len(elements) else None
 
     def _argument(self, text: str) -> str:
         return "".join(" ".join(self._part(part)) for part in self._with_home(read_parts(text)))
@@ -320,10 +332,15 @@ class Expander:
             return (Text(home + first.text[1:], quoted=False), *parts[1:])
         return parts
 
+    def number(self, expression: str) -> int | None:
+        """Return the result of a plain calculation; None where there is none, with a note."""
+        result = self._arithmetic(expression)
+        return int(result) if result.lstrip("-").isdigit() else None
+
     def _arithmetic(self, expression: str) -> str:
         """Return the result of a plain calculation; the expression itself where it is none."""
         text = self._argument(expression)
-        names = re.sub(r"[A-Za-z_]\w*", lambda name: self._number_of(name[0]), text)
+        names = re.sub(r"(?<!\w)[A-Za-z_]\w*", lambda name: self._number_of(name[0]), text)
         result = calculate(names)
         if result is None:
             return self._unread(f"$(({expression}))", f"$(({expression})) was not calculated")
@@ -392,24 +409,3 @@ def _cut(text: str, sign: str, pattern: str) -> str:
         if fnmatch.fnmatchcase(piece, pattern):
             return text[length:] if sign[0] == "#" else text[: len(text) - length]
     return text
-
-
-def calculate(expression: str) -> int | None:
-    """Return the value of a plain calculation; None for anything else."""
-    try:
-        return _value_of(ast.parse(expression.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-        return None
-
-
-def _value_of(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_value_of(node.operand)
-    if isinstance(node, ast.BinOp) and type(node.op) in _MATH:
-        result = _MATH[type(node.op)](_value_of(node.left), _value_of(node.right))
-        if abs(result) > NUMBER_MAX:
-            raise ValueError("too large")
-        return result
-    raise ValueError("no plain calculation")

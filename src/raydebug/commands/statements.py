@@ -12,6 +12,7 @@ import contextlib
 import fnmatch
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,7 @@ SCRIPT_BYTES_MAX = 256 * 1024
 ITERATIONS_MAX = 256  # of all loops of a script together
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _CHAINS = ("&&", "||")
+_ELEMENT, _CLOSED = re.compile(r"([A-Za-z_]\w*)\["), re.compile(r"\](\+?)=")
 _BLANK_WORDS = ((Text(" ", quoted=True),), (Text("\t", quoted=True),))  # of a backslash that continues no line
 _DECLARING = ("export", "declare", "local", "readonly", "typeset")
 
@@ -379,12 +381,19 @@ class Statements:
             self._values.taints.setdefault(name, set()).add(self._undecided(name))
             return
         doubt = {self._undecided(name)} if self._doubt else set()
+        if isinstance(assigned, Array) and _has_keys(assigned):
+            self._values.keyed.add(name)
         if isinstance(assigned, Array):
             fields = [one for word in assigned.words for one in self._expand.fields(word)]
             self._values.assign_array(name, fields, self._expand.taken() | doubt, appends=assigned.appends)
             return
         value = self._expand.one(assigned.value)
         taken = self._expand.taken() | doubt
+        if assigned.index is not None:
+            number = self._expand.number(self._expand.one(assigned.index))
+            taken |= self._expand.taken()
+            self._values.assign_element(name, number, value, taken, appends=assigned.appends)
+            return
         if not alone:
             self._values.overlay = {**self._values.overlay, name: value}
         elif assigned.appends:
@@ -397,6 +406,7 @@ class Statements:
 
     def _declare(self, first: Word, words: list[Parts]) -> None:
         """Assign what `export` and its like name, and export it."""
+        options = "".join(name_of(word) for word in words if isinstance(word, Word) and name_of(word).startswith("-"))
         for word in words:
             names = [word.plain or ""]
             if assigned := _assignment(word):
@@ -410,6 +420,8 @@ class Statements:
                         self._values.assign(name, value, taken)
                 if taken and not names:
                     self._values.doubts.add(f"{self._place(first.line)}: what {first.plain} sets is not known here")
+            if "A" in options:
+                self._values.keyed.update(name for name in names if name.isidentifier())
             if first.plain == "export":
                 self._values.exported.update(filter(None, names))
 
@@ -493,12 +505,13 @@ class _Returned(Exception):
 
 @dataclass(frozen=True)
 class _Assignment:
-    """`NAME=VALUE` or `NAME+=VALUE`."""
+    """`NAME=VALUE`, `NAME+=VALUE` or `NAME[INDEX]=VALUE`."""
 
     name: str
     appends: bool
     value: Word
     line: int
+    index: Word | None = None
 
 
 def _assignment(word: Parts) -> Array | _Assignment | None:
@@ -508,12 +521,36 @@ def _assignment(word: Parts) -> Array | _Assignment | None:
     first = word.parts[0] if isinstance(word, Word) and word.parts else None
     if not isinstance(word, Word) or not isinstance(first, Text) or first.quoted:
         return None
+    if element := _ELEMENT.match(first.text):
+        return _element_assignment(element[1], word)
     target, sign, rest = first.text.partition("=")
     name = target.removesuffix("+")
     if not sign or not name.isidentifier():
         return None
     value = Word((Text(rest, quoted=False), *word.parts[1:]) if rest else word.parts[1:], word.line)
     return _Assignment(name, target != name, value, word.line)
+
+
+def _element_assignment(name: str, word: Word) -> _Assignment | None:
+    """Return what `NAME[INDEX]=VALUE` assigns; None for another word."""
+    for at, part in enumerate(word.parts):
+        closed = _CLOSED.search(part.text) if isinstance(part, Text) and not part.quoted else None
+        if closed is not None and isinstance(part, Text):
+            index = [*word.parts[:at], Text(part.text[: closed.start()], quoted=False)]
+            first = index[0]
+            assert isinstance(first, Text)
+            index[0] = Text(first.text[len(name) + 1 :], quoted=False)
+            value = (Text(part.text[closed.end() :], quoted=False), *word.parts[at + 1 :])
+            return _Assignment(name, bool(closed[1]), Word(value, word.line), word.line, Word(tuple(index), word.line))
+    return None
+
+
+def _has_keys(array: Array) -> bool:
+    """Return whether elements of an array are given with their keys: `A=([x]=1)`."""
+    firsts = [word.parts[0] for word in array.words if word.parts]
+    return any(isinstance(it, Text) and not it.quoted and it.text.startswith("[") for it in firsts) and any(
+        isinstance(it, Text) and not it.quoted and "]=" in it.text for word in array.words for it in word.parts
+    )
 
 
 def read_script(file: Path) -> str:
