@@ -200,6 +200,9 @@ def test_exports_reach_the_training(project: Path) -> None:
         ("for N in 3 4; do\n", "x=3", "N is a loop's: its first value is shown"),
         ("N=${M:?say it}\n", "x=${M:?say it}", "M is not set, and the script needs it"),
         ("N=${M/a/b}\n", "x=${M/a/b}", "${M/a/b} was not read"),
+        ("N=1\n((N <<= 2))\n", "x=1", "line 2: what it sets N to was not calculated"),
+        ("N=1\n((M = N++))\n", "x=1", "line 2: what it sets N to was not calculated"),
+        ("let N=2**3\n", "x=$N", "line 1: what it sets N to was not calculated"),
         ("N=$((2**70))\n", "x=$((2**70))", "$((2**70)) was not calculated"),
         ("read N\n", "x=$N", "line 1: N is read from input"),
         (
@@ -578,6 +581,10 @@ AS_BASH = {
     "a function with a subshell as its body": "f() (\n true\n)\nf\nT 1 $PWD\n",
     "elements of an array": (
         "A=(a b c)\ni=2\nT ${A[$i]} ${A[i-1]} ${A[-1]} ${A[9]:-none}\nA[1]=x; A[3]=y; A[0]+=z\nT ${A[@]} $A\n"
+    ),
+    "calculations": (
+        "N=8\n((N++)); T $N\n((N=N*2)); T $N\n(( N += 2 )); T $N\nlet N=N-3 M=4 'K = N / 2'; T $N $M $K\n"
+        "((N -= 17)) && T never\ndeclare -i I=3+4; T $I $((-7/2)) $((-7%3)) $((7/-2))\n"
     ),
     "a body with a case": "function f ()\n(\n case $1 in (a) X=1;; b) (true); X=2;; esac; T $1 $X\n)\nf b\nf a\n",
 }

@@ -14,10 +14,11 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from raydebug.commands.arithmetic import assigned_names, assignment
 from raydebug.commands.blocks import (
     CLOSE,
     LOOPS,
@@ -34,7 +35,18 @@ from raydebug.commands.blocks import (
 )
 from raydebug.commands.conditions import decide_condition, decide_test
 from raydebug.commands.expand import Expander, Values
-from raydebug.commands.tokens import Array, Condition, Document, Operator, Text, Token, Unreadable, Word, read_tokens
+from raydebug.commands.tokens import (
+    Arithmetic,
+    Array,
+    Condition,
+    Document,
+    Operator,
+    Text,
+    Token,
+    Unreadable,
+    Word,
+    read_tokens,
+)
 from raydebug.settings.files import NotPlainText, decode, read_bounded
 
 EVALS_AT_MOST = 8  # evals, functions and sourced files in one another
@@ -347,11 +359,13 @@ class Statements:
     def _simple(self, command: list[Parts]) -> bool | None:
         """Follow one command; return whether it succeeds, None where that is not known."""
         if isinstance(command[0], Condition):
+            if command[0].is_arithmetic and assigned_names(command[0].text):
+                return self._calculate(command[0].text, command[0].line)
             return decide_condition(command[0], self._expand)
         before = self._values.overlay
         assignments = [*itertools.takewhile(bool, map(_assignment, command))]
-        for assignment in assignments:
-            self._assign(assignment, alone=len(assignments) == len(command))
+        for assigned in assignments:
+            self._assign(assigned, alone=len(assignments) == len(command))
         words = [word for word in command[len(assignments) :] if isinstance(word, Word)]
         if not words:
             return True
@@ -401,6 +415,22 @@ class Statements:
         else:
             self._values.assign(name, value, taken)
 
+    def _calculate(self, text: str, line: int) -> bool | None:
+        """Follow `(( ... ))` or `let` that assigns; what cannot be calculated leaves a note about each variable."""
+        pair = assignment(text)
+        if pair is not None and assigned_names(text) == {pair[0]}:
+            value = self._expand.number(pair[1])
+            if not self._expand.taken() and value is not None:
+                self._assign(
+                    _Assignment(pair[0], False, Word((Text(str(value), quoted=True),), line), line), alone=True
+                )
+                return value != 0 if "=" in text else None  # N++ is what N was before
+        for name in assigned_names(text):
+            why = f"{self._place(line)}: what it sets {name} to was not calculated"
+            self._values.taints[name] = {*self._values.taints.get(name, ()), why}
+            self._values.variables.setdefault(name, f"${name}")
+        return None
+
     def _undecided(self, name: str) -> str:
         return f"{name} depends on a condition ({self._doubt}), which was not decided"
 
@@ -410,6 +440,9 @@ class Statements:
         for word in words:
             names = [word.plain or ""]
             if assigned := _assignment(word):
+                if "i" in options and isinstance(assigned, _Assignment):
+                    text = self._expand.one(assigned.value)
+                    assigned = replace(assigned, value=Word((Arithmetic(text, quoted=True),), word.line))
                 self._assign(assigned, alone=True)
                 names = [assigned.name]
             elif isinstance(word, Word) and word.plain is None:  # "NAME=VALUE", $(cat .env)
@@ -449,6 +482,10 @@ class Statements:
         elif program in ("break", "continue") and loops:
             loops[-1].runs = False
             loops[-1].done |= program == "break"
+        elif program == "let":
+            for expression in rest:
+                self._calculate(expression, words[0].line)
+            return None
         elif program in ("true", ":", "false"):
             return program != "false"
         elif program == "eval":
