@@ -475,6 +475,16 @@ def test_a_blank_behind_a_backslash(project: Path) -> None:
     assert training.notes == ["line 2: a blank follows the backslash, so the command ends there"]
 
 
+def test_line_ends_of_windows(project: Path) -> None:
+    """The words are those that are meant, and a note says that bash takes the carriage returns as part of them."""
+    file = project / "scripts" / "run.sh"
+    file.write_bytes(b"N=4\r\npython3 -m verl.trainer.main_ppo \\\r\n a=$N\r\n")
+    (training,) = read(project, [])
+    assert training.argv[3:] == ["a=4"]
+    why = "run.sh has line ends of Windows, with which bash runs another command"
+    assert training.notes == [f"{why}: sed -i 's/\\r$//' {file}"]
+
+
 def test_reading_runs_nothing(project: Path) -> None:
     """No command of a script is run by reading it, not in substitutions, not in arithmetic."""
     (project / "scripts" / "run.sh").write_text(

@@ -13,6 +13,7 @@ import fnmatch
 import functools
 import itertools
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -305,7 +306,9 @@ class Statements:
             self._values.doubts.add(unknown)
             return None
         try:
-            tokens = _tokens_of(read_script(self._values.folder / name))
+            text, doubts = read_script(self._values.folder / name)
+            tokens = _tokens_of(text)
+            self._values.doubts |= doubts
             if not self._may_read(tokens):
                 raise Unreadable(0, "too many files source one another")
             with self._entered(name, arguments or self._values.arguments):
@@ -590,13 +593,17 @@ def _has_keys(array: Array) -> bool:
     )
 
 
-def read_script(file: Path) -> str:
-    """Return the text of a script.
+def read_script(file: Path) -> tuple[str, set[str]]:
+    """Return the text of a script, and what makes all of it uncertain.
 
     Raises:
         NotPlainText: it is missing, too big, or no text.
     """
-    return decode(read_bounded(file, bytes_max=SCRIPT_BYTES_MAX, what="a script")).replace("\r\n", "\n")
+    text = decode(read_bounded(file, bytes_max=SCRIPT_BYTES_MAX, what="a script"))
+    if "\r\n" not in text:
+        return text, set()
+    why = f"{file.name} has line ends of Windows, with which bash runs another command"
+    return text.replace("\r\n", "\n"), {f"{why}: sed -i 's/\\r$//' {shlex.quote(str(file))}"}
 
 
 @functools.lru_cache(maxsize=32)

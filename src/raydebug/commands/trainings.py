@@ -162,14 +162,14 @@ class _Follower:
         if self._depth >= NESTED_AT_MOST or (self._depth and not is_file(file)):
             return
         try:
-            text = read_script(file)
+            text, doubts = read_script(file)
         except NotPlainText as failure:
             raise _cannot_read(file, failure.line, failure.cause) from failure
         first = text.partition("\n")[0]
         if first.startswith("#!") and not any(shell in first for shell in SHELLS):
             return
         try:
-            self._read(text, str(file), arguments, notes)
+            self._read(text, str(file), arguments, notes | doubts)
         except Unreadable as failure:
             raise _cannot_read(file, failure.line, failure.why) from failure
 
