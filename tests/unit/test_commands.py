@@ -560,6 +560,17 @@ def test_both_branches_of_what_is_not_decided(project: Path) -> None:
     assert "only if the condition of line 3 does not hold" in second.notes
 
 
+def test_a_group_behind_what_is_not_decided(project: Path) -> None:
+    """It is read, and ends nothing; what it sets is noted."""
+    (project / "scripts" / "run.sh").write_text(
+        "[ -f x ] || { echo none; exit 0; }\nN=1\n[ -f y ] && { N=2; }\n[ -f z ] && ( exit 0 )\n"
+        "python3 -m verl.trainer.main_ppo n=$N\n"
+    )
+    (training,) = read(project, [])
+    assert training.argv[-1] == "n=1"
+    assert training.notes == ["N depends on a condition (line 3), which was not decided"]
+
+
 def test_a_case(project: Path) -> None:
     """Of a `case` with a known word the branch is taken that the shell takes; of another one each is shown."""
     script = project / "scripts" / "run.sh"
@@ -596,6 +607,15 @@ AS_BASH = {
         "N=8\n((N++)); T $N\n((N=N*2)); T $N\n(( N += 2 )); T $N\nlet N=N-3 M=4 'K = N / 2'; T $N $M $K\n"
         "((N -= 17)) && T never\ndeclare -i I=3+4; T $I $((-7/2)) $((-7%3)) $((7/-2))\n"
     ),
+    "a subshell has values of its own": (
+        "N=3; A=(a); export E=1\n( N=4; A+=(b); set -- z; cd scripts; T $N ${A[@]} $1 $PWD; unset N )\n"
+        "T $N ${A[@]} $1 $PWD\n"
+    ),
+    "a subshell that ends": "(T 1; exit 1; T never) || T 2\n( exit 0 ) && T 3\nf() { (return 1); T 4; }\nf\n",
+    "a subshell in the background": "( cd scripts && T $PWD ) &\nwait; T $PWD\n",
+    "a subshell behind a condition": "false && ( T never ); true || { T never; T never; }; true && { T 1; T 2; }\n",
+    "a group and its status": "{ false; } || { T 1; }\n! { true; } && T never\n( true ) && { N=2; T $N; }\nT $N\n",
+    "an exit in a function in a subshell": "f() { exit 1; T never; }\n( f; T never )\nT 1\n",
     "a body with a case": "function f ()\n(\n case $1 in (a) X=1;; b) (true); X=2;; esac; T $1 $X\n)\nf b\nf a\n",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from raydebug.commands.expand import Values
 from raydebug.commands.tokens import Operator, Token, Word
 
 LOOPS = ("for", "while", "until", "select")
@@ -25,6 +26,8 @@ class Block:
         word: what `case` compares; None where it is not known.
         branch: that of a `case` that was chosen, and how many were passed.
         values: that a `for` has not taken yet.
+        negated: whether `!` is before a group.
+        saved: the shell's values before a subshell.
     """
 
     kind: str
@@ -39,6 +42,8 @@ class Block:
     name: str = ""
     values: list[str] = field(default_factory=list)
     rounds: int = 0
+    negated: bool = False
+    saved: Values | None = None
 
 
 def is_here(tokens: list[Token], at: int, text: str) -> bool:

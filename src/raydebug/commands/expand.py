@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import fnmatch
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from raydebug.commands.arithmetic import calculate
@@ -75,6 +76,15 @@ class Values:
     overlay: dict[str, str] = field(default_factory=dict)
     source: str = ""
     keyed: set[str] = field(default_factory=set)
+
+    def copied(self) -> Values:
+        """Return a copy that later changes leave alone."""
+        return Values(**{at.name: copy.copy(getattr(self, at.name)) for at in fields(self)})
+
+    def restore(self, saved: Values) -> None:
+        """Become a copy again that was made."""
+        for at in fields(self):
+            setattr(self, at.name, getattr(saved, at.name))
 
     def get(self, name: str) -> str | list[str] | None:
         """Return a variable's value; None if it is not set."""

@@ -37,6 +37,7 @@ from raydebug.commands.blocks import (
 from raydebug.commands.conditions import decide_condition, decide_test
 from raydebug.commands.expand import Expander, Values
 from raydebug.commands.tokens import (
+    NESTED_AT_MOST,
     Arithmetic,
     Array,
     Condition,
@@ -111,6 +112,7 @@ class Statements:
         self._depth = self._tokens_read = 0  # of evals, functions and sourced files
         self._functions: dict[str, tuple[str, list[Token]]] = {}  # the sourced file, and the body
         self._called: set[str] = set()
+        self._subshells: list[Block] = []
 
     def read(self, tokens: list[Token]) -> None:
         """Read all statements; a function of the script that nobody calls is read at the end, as somebody may."""
@@ -140,6 +142,11 @@ class Statements:
                 continue
             self._finish(command, piped=token.text in ("|", "|&"))
             command = []
+            if token.text == "(":
+                self._open_group(token, tokens, at)
+                continue
+            if token.text == ")":
+                self._close_subshell(tokens, at)
             self._connector = token.text if token.text in _CHAINS else ""
             if token.text in (";;", ";&", ";;&") and self._blocks and self._blocks[-1].kind == "case":
                 at = self._next_pattern(tokens, at)
@@ -147,7 +154,7 @@ class Statements:
 
     @property
     def _runs(self) -> bool:
-        return all(block.runs for block in self._blocks)
+        return all(block.runs for block in (*self._blocks, *self._subshells))
 
     @property
     def _doubt(self) -> str:
@@ -161,7 +168,12 @@ class Statements:
     def _structure(self, word: str, line: int, tokens: list[Token], at: int) -> int:
         """Open, turn or close a block of the script; return the index of the next statement."""
         block = self._blocks[-1] if self._blocks else None
-        if word in ("if", "while", "until", "{"):
+        if word == "{":
+            self._open_group(tokens[at - 1], tokens, at)
+        elif word == "}" and block is not None and block.kind != "function":
+            self._blocks.pop()
+            self._end_group(block, tokens, at)
+        elif word in ("if", "while", "until"):
             self._blocks.append(Block(word, self._place(line), start=at))
         elif word in ("for", "select"):
             return self._loop(word, line, tokens, at)
@@ -180,6 +192,39 @@ class Statements:
         elif word in CLOSE:
             del self._blocks[-1:]
         return at
+
+    def _open_group(self, token: Token, tokens: list[Token], at: int) -> None:
+        """Open `{` or `(`: it runs if the condition before it holds, and a subshell has values of its own."""
+        group = Block(name_of(token) or "(", self._place(token.line), negated=self._negated)
+        if (self._connector == "&&" and self._status is False) or (self._connector == "||" and self._status is True):
+            group.runs = False
+        elif self._connector and self._status is None:
+            group.kind, group.doubt = self._connector, group.place
+        if isinstance(token, Operator):
+            if len(self._subshells) == NESTED_AT_MOST:
+                raise Unreadable(token.line, f"more than {NESTED_AT_MOST} subshells in one another")
+            group.saved = self._values.copied() if self._runs and group.runs else self._values
+            self._subshells.append(group)
+        self._connector, self._negated = "", False
+        self._blocks.append(group)
+
+    def _close_subshell(self, tokens: list[Token], at: int) -> None:
+        """Close the innermost subshell of the script or function that is read, and forget what it has changed."""
+        if not self._subshells or all(block is not self._subshells[-1] for block in self._blocks):
+            return
+        group = self._subshells.pop()
+        del self._blocks[next(n for n, block in enumerate(self._blocks) if block is group) :]
+        assert group.saved is not None
+        self._values.restore(group.saved)
+        self._end_group(group, tokens, at)
+
+    def _end_group(self, group: Block, tokens: list[Token], at: int) -> None:
+        """Keep the status of a group: that of its last command, if it is known whether it ran."""
+        is_piped = is_here(tokens, at, "|") or is_here(tokens, at, "|&")
+        if group.doubt or (is_piped and group.runs):
+            self._status = None
+        elif group.negated and group.runs and self._status is not None:
+            self._status = not self._status
 
     def _branch(self, block: Block, word: str, tokens: list[Token], at: int) -> None:
         """Take a branch of an `if`, or pass it."""
@@ -328,7 +373,7 @@ class Statements:
     def _entered(self, source: str, arguments: list[str]) -> Iterator[None]:
         """Be inside a function or a sourced file, until its end or a `return`."""
         values = self._values
-        before = values.source, values.arguments, self._blocks
+        before, subshells = (values.source, values.arguments, self._blocks), len(self._subshells)
         values.source, values.arguments, self._blocks = source, arguments, [Block("function", "", doubt=self._doubt)]
         self._depth += 1
         try:
@@ -336,6 +381,8 @@ class Statements:
         except _Returned:
             self._status = None
         finally:
+            while len(self._subshells) > subshells:
+                values.restore(self._subshells.pop().saved or values)
             self._depth -= 1
             values.source, values.arguments, self._blocks = before
 
@@ -395,7 +442,7 @@ class Statements:
         assert assigned is not None
         name = assigned.name
         if any(block.kind in _CHAINS for block in self._blocks) and self._values.get(name) not in (None, ""):
-            self._values.taints.setdefault(name, set()).add(self._undecided(name))
+            self._values.taints[name] = {*self._values.taints.get(name, ()), self._undecided(name)}
             return
         doubt = {self._undecided(name)} if self._doubt else set()
         if isinstance(assigned, Array) and _has_keys(assigned):
@@ -482,6 +529,7 @@ class Statements:
             self._set(rest)
         elif program in ("exit", "return"):
             self._leave(program, rest, place)
+            return rest[:1] in ([], ["0"])
         elif program in ("break", "continue") and loops:
             loops[-1].runs = False
             loops[-1].done |= program == "break"
@@ -522,6 +570,9 @@ class Statements:
     def _leave(self, program: str, rest: list[str], place: str) -> None:
         """Leave a function, a sourced file, or the script; where it complains about its call, it is read on."""
         if self._doubt:
+            return
+        if self._subshells and (program == "exit" or any(block is self._subshells[-1] for block in self._blocks)):
+            self._subshells[-1].runs = False  # it alone ends
             return
         if program == "return" and any(block.kind == "function" for block in self._blocks):
             raise _Returned
