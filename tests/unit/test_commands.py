@@ -215,6 +215,8 @@ def test_exports_reach_the_training(project: Path) -> None:
         ("export $(cat env)\nN=1\n", "x=1", "line 1: what export sets is not known here"),
         ("conda activate verl\nN=1\n", "x=1", "line 1: the environment of conda activate verl was not looked into"),
         ("N=1\n" + 'N="$N$N"\n' * 17, "x=$N", "N is too long to be followed"),
+        ("cd -\nN=1\n", "x=1", "line 1: the folder of `cd -` is not known"),
+        ("pushd -0\nN=1\n", "x=1", "line 1: the folder of `pushd -0` is not known"),
         ("cd $(mktemp -d)\nN=1\n", "x=1", "line 1: the folder of `cd $(mktemp -d)` is not known"),
     ],
 )
@@ -616,6 +618,17 @@ AS_BASH = {
     "a subshell behind a condition": "false && ( T never ); true || { T never; T never; }; true && { T 1; T 2; }\n",
     "a group and its status": "{ false; } || { T 1; }\n! { true; } && T never\n( true ) && { N=2; T $N; }\nT $N\n",
     "an exit in a function in a subshell": "f() { exit 1; T never; }\n( f; T never )\nT 1\n",
+    "exec": "exec > log 2>&1\nexec 3> log\nexec {fd}> log\nX=1 exec 2> log\n( exec T 1; T never )\nexec T 2\nT never\n",
+    "an exec that is not reached": "false && exec T never\ntrue | exec cat\nT 1\n",
+    "a line that ends behind a connector": "false &&\n\n T never\ntrue || # or\n T never\ntrue &&\n T 1\n",
+    "local variables": (
+        "N=1; A=(a); f() { local N=2 M=3 K; declare A=b; typeset -a L=(x); G=4; T $N ${K-none} ${M} $A; }\n"
+        "f\nT $N ${M-none} ${L-none} $A $G\nf\n"
+    ),
+    "folders": (
+        "cd scripts; T $PWD; cd -; T $PWD; cd -; T $PWD $OLDPWD\n"
+        "pushd ..; pushd bin; T $PWD; popd; T $PWD; popd\nT $PWD\n"
+    ),
     "a body with a case": "function f ()\n(\n case $1 in (a) X=1;; b) (true); X=2;; esac; T $1 $X\n)\nf b\nf a\n",
 }
 

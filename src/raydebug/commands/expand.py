@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import TypeAlias
 
 from raydebug.commands.arithmetic import calculate
 from raydebug.commands.tokens import (
@@ -44,6 +45,8 @@ VALUE_CHARS_MAX = 64 * 1024  # no setting is longer; a value that doubles in eac
 VALUE_WORDS_MAX = 4096
 CUT_CHARS_MAX = 4096  # ${NAME%%PATTERN} tries the pattern at each length: 60,000 characters would take half a minute
 
+Saved: TypeAlias = tuple[str | list[str] | None, set[str], bool, bool]
+
 
 def readable(text: str) -> str:
     """Return a text with the blanks of what could not be read as they are."""
@@ -59,6 +62,7 @@ class Values:
         script: its path.
         source: the file that it sources, as it names it, while that is read.
         keyed: arrays whose elements have keys of their own, or gaps between them; they are not followed.
+        stack: the folders that `pushd` left.
         arguments: `$1`, `$2` and so on.
         folder: where it is.
         doubts: what makes everything that follows uncertain.
@@ -76,6 +80,7 @@ class Values:
     overlay: dict[str, str] = field(default_factory=dict)
     source: str = ""
     keyed: set[str] = field(default_factory=set)
+    stack: list[Path] = field(default_factory=list)
 
     def copied(self) -> Values:
         """Return a copy that later changes leave alone."""
@@ -137,12 +142,41 @@ class Values:
         self.variables.pop(name, None)
         self.inherited.pop(name, None)
 
-    def change_folder(self, target: str, taints: set[str], place: str) -> None:
-        """Go to another folder, if it is known which."""
-        if taints:
-            self.doubts = {*self.doubts, f"{place}: the folder of `cd {target}` is not known"}
+    def saved_variable(self, name: str) -> Saved:
+        """Return what a variable is, for `restore_variable`."""
+        return self.variables.get(name), self.taints.get(name, set()), name in self.keyed, name in self.exported
+
+    def restore_variable(self, name: str, saved: Saved) -> None:
+        """Make a variable what it was."""
+        value, taints, is_keyed, is_exported = saved
+        if value is None:
+            self.variables.pop(name, None)
         else:
-            self.folder = self.folder / expand_home(target)
+            self.variables[name] = value
+        self.taints[name] = taints
+        for names, was in ((self.keyed, is_keyed), (self.exported, is_exported)):
+            (names.add if was else names.discard)(name)
+
+    def change_folder(self, target: str, taints: set[str], place: str) -> None:
+        """Go to another folder, if it is known which; `-` is the one before."""
+        before = self.get("OLDPWD")
+        if taints or (target == "-" and not isinstance(before, str)):
+            self.doubts = {*self.doubts, f"{place}: the folder of `cd {target}` is not known"}
+            return
+        self.assign("OLDPWD", str(self.folder), set())
+        to = Path(str(before)) if target == "-" else self.folder / expand_home(target)
+        self.folder = Path(os.path.normpath(to))  # without `..`, as PWD has it
+
+    def push_folder(self, argv: list[str], taints: set[str], place: str) -> None:
+        """Follow `pushd FOLDER` and `popd`; other forms of them leave the folder unknown."""
+        if argv[0] == "pushd" and len(argv) == 2 and argv[1][:1] not in ("+", "-"):
+            self.stack = [*self.stack, self.folder]
+            self.change_folder(argv[1], taints, place)
+        elif argv == ["popd"] and self.stack:
+            self.change_folder(str(self.stack[-1]), set(), place)
+            self.stack = self.stack[:-1]
+        else:
+            self.doubts = {*self.doubts, f"{place}: the folder of `{' '.join(argv)}` is not known"}
 
     def environ(self) -> dict[str, str]:
         """Return the environment of a program that starts here."""

@@ -35,7 +35,7 @@ from raydebug.commands.blocks import (
     past_pattern,
 )
 from raydebug.commands.conditions import decide_condition, decide_test
-from raydebug.commands.expand import Expander, Values
+from raydebug.commands.expand import Expander, Saved, Values
 from raydebug.commands.tokens import (
     NESTED_AT_MOST,
     Arithmetic,
@@ -104,6 +104,7 @@ class Statements:
         self._blocks: list[Block] = []
         self._status: bool | None = True
         self._connector = ""
+        self._is_piped = False  # behind `|`: in a process of its own
         self._negated = False
         self._ended = False
         self._rounds = 0  # of all loops
@@ -113,6 +114,8 @@ class Statements:
         self._functions: dict[str, tuple[str, list[Token]]] = {}  # the sourced file, and the body
         self._called: set[str] = set()
         self._subshells: list[Block] = []
+        self._replaces = False  # `exec`: the command runs in the shell's place
+        self._locals: list[dict[str, Saved]] = []  # of each function that is called: what its locals were before
 
     def read(self, tokens: list[Token]) -> None:
         """Read all statements; a function of the script that nobody calls is read at the end, as somebody may."""
@@ -140,6 +143,8 @@ class Statements:
                 at = self._define(name_of(command[0]), tokens, at + 1)  # NAME () { ... }
                 command = []
                 continue
+            if token.text == "\n" and not command and (self._connector or self._is_piped):
+                continue  # the line ends behind && or |
             self._finish(command, piped=token.text in ("|", "|&"))
             command = []
             if token.text == "(":
@@ -148,6 +153,7 @@ class Statements:
             if token.text == ")":
                 self._close_subshell(tokens, at)
             self._connector = token.text if token.text in _CHAINS else ""
+            self._is_piped = token.text in ("|", "|&")
             if token.text in (";;", ";&", ";;&") and self._blocks and self._blocks[-1].kind == "case":
                 at = self._next_pattern(tokens, at)
         self._finish(command, piped=False)
@@ -181,6 +187,8 @@ class Statements:
             return self._case(line, tokens, at)
         elif word == "function":
             return self._define(name_of(tokens[at]) if at < len(tokens) else "", tokens, at + 1)
+        elif word == "exec":
+            self._replaces = True
         elif word == "!":
             self._negated = not self._negated
         elif block is not None and word in ("then", "elif", "else"):
@@ -336,9 +344,15 @@ class Statements:
         """Read the body of a function, with its arguments."""
         self._called.add(name)
         source, body = self._functions[name]
-        if self._may_read(body):
+        if not self._may_read(body):
+            return
+        self._locals.append({})
+        try:
             with self._entered(source, arguments):
                 self._read([*body, Operator(";", 0)])
+        finally:
+            for local, saved in self._locals.pop().items():
+                self._values.restore_variable(local, saved)
 
     def _source(self, argv: list[str], place: str) -> bool | None:
         """Read a file as if it stood here, with arguments of its own if some are given; one that cannot be is a note.
@@ -388,8 +402,8 @@ class Statements:
 
     def _finish(self, command: list[Parts], *, piped: bool) -> None:
         """Follow one simple command, if it runs. Assignments before a program hold for it alone."""
-        connector, negated = self._connector, self._negated
-        self._negated = False
+        connector, negated, replaces = self._connector, self._negated, self._replaces
+        self._negated = self._replaces = False
         if not command or not self._runs:
             return
         if (connector == "&&" and self._status is False) or (connector == "||" and self._status is True):
@@ -403,6 +417,8 @@ class Statements:
         finally:
             if doubtful:
                 self._blocks.pop()
+        if replaces and not (piped or self._is_piped or doubtful) and any(_is_program(word) for word in command):
+            self._leave("exit", [], "")
         status = None if piped or doubtful else status
         self._status = status if status is None or not negated else not status
 
@@ -487,8 +503,13 @@ class Statements:
     def _declare(self, first: Word, words: list[Parts]) -> None:
         """Assign what `export` and its like name, and export it."""
         options = "".join(name_of(word) for word in words if isinstance(word, Word) and name_of(word).startswith("-"))
+        makes_local = self._locals and first.plain in ("local", "declare", "typeset") and "g" not in options
         for word in words:
             names = [word.plain or ""]
+            if makes_local and (name := _declared_name(word)) and name not in self._locals[-1]:
+                self._locals[-1][name] = self._values.saved_variable(name)
+                if not _assignment(word):
+                    self._values.assign(name, [], set())  # as one that is not set
             if assigned := _assignment(word):
                 if "i" in options and isinstance(assigned, _Assignment):
                     text = self._expand.one(assigned.value)
@@ -518,6 +539,8 @@ class Statements:
             return None
         if program == "cd":
             self._values.change_folder(rest[-1] if rest else "~", notes, place)
+        elif program in ("pushd", "popd"):
+            self._values.push_folder(argv, notes, place)
         elif program == "unset":
             for name in rest:
                 self._values.forget(name)
@@ -660,6 +683,18 @@ def read_script(file: Path) -> tuple[str, set[str]]:
 @functools.lru_cache(maxsize=32)
 def _tokens_of(text: str) -> list[Token]:
     return read_tokens(text)
+
+
+def _is_program(word: Parts) -> bool:
+    """Return whether a word of `exec` is one of a command, and not `{FD}`, which a redirection follows."""
+    return isinstance(word, Word) and not _assignment(word) and not name_of(word).startswith("{")
+
+
+def _declared_name(word: Parts) -> str:
+    """Return the variable that a word of `local` declares; empty for an option, and for a name that is expanded."""
+    assigned = _assignment(word)
+    name = assigned.name if assigned else name_of(word) if isinstance(word, Word) else ""
+    return name if name.isidentifier() else ""
 
 
 def _shell_at(argv: list[str]) -> int:
