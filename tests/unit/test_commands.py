@@ -203,6 +203,12 @@ def test_exports_reach_the_training(project: Path) -> None:
         ("N=1\n((N <<= 2))\n", "x=1", "line 2: what it sets N to was not calculated"),
         ("N=1\n((M = N++))\n", "x=1", "line 2: what it sets N to was not calculated"),
         ("let N=2**3\n", "x=$N", "line 1: what it sets N to was not calculated"),
+        ("for N in {1..3}; do\n", "x={1..3}", "a word with {...} is several words for bash, which are not followed"),
+        (
+            "IFS=,; M=1,2\nfor N in $M; do\n",
+            "x=1",
+            "IFS is not what it is at first: how a value is split is not followed",
+        ),
         ("N=$((2**70))\n", "x=$((2**70))", "$((2**70)) was not calculated"),
         ("read N\n", "x=$N", "line 1: N is read from input"),
         (
@@ -222,7 +228,7 @@ def test_exports_reach_the_training(project: Path) -> None:
 )
 def test_what_only_a_run_can_tell_is_said(script: str, word: str, note: str, project: Path) -> None:
     """A word whose value only a run could tell stays as it is written, and a note gives the reason."""
-    end = "done\n" if script.startswith("for") else ""
+    end = "done\n" if script.endswith("do\n") else ""
     (project / "scripts" / "run.sh").write_text(f"{script}python3 -m verl.trainer.main_ppo x=$N\n{end}")
     (training,) = read(project, [])
     assert training.argv[-1] == word
@@ -518,7 +524,9 @@ CONDITIONS = {
     "(( B > 2 ))": True, "((B==4))": False, "[[ ( $B = 4 || $B = 3 ) && -n $M ]]": True, "[ $# -lt 2 ]": False,
     "[ ${#L[@]} -eq 3 ]": True, "! [ $B = 3 ]": False, "[[ -v B ]]": True, "test $B != 3": False,
     "[[ $M =~ ^[a-z]+/(Qwen|Llama)?[[:digit:]](-[0-9]+B)+$ ]]": True, '[[ $M =~ "Qwen." ]]': False,
-    "[[ $1 == --fast ]]": True, "[ x$A = x ]": True, "[[ \"${B}\" -eq 3 && \"${NONE:-}\" != 1 ]]": True, "false": False,
+    "[ -n $A ]": True, "[ $A = 3 ]": False, "[ $A != 3 ]": False, '[ "$A" != 3 ]': True,
+    "[ ! $A ]": True, "[[ -n $A ]]": False, "[[ $1 == --fast ]]": True, "[ x$A = x ]": True,
+    "[[ \"${B}\" -eq 3 && \"${NONE:-}\" != 1 ]]": True, "false": False,
 }  # fmt: skip
 
 
@@ -620,6 +628,12 @@ AS_BASH = {
     "an exit in a function in a subshell": "f() { exit 1; T never; }\n( f; T never )\nT 1\n",
     "exec": "exec > log 2>&1\nexec 3> log\nexec {fd}> log\nX=1 exec 2> log\n( exec T 1; T never )\nexec T 2\nT never\n",
     "an exec that is not reached": "false && exec T never\ntrue | exec cat\nT 1\n",
+    "words of a value": (
+        'A=(1 2 3); B=\'a  b \'; C=\' \'\nT "${A[*]}" $B. .$B$A .$C. $C\nIFS=,; X="${A[*]}" Y="$@"; T "$X" "$*" "$Y"\n'
+    ),
+    "patterns of case": (
+        'X=ab\ncase $X in "a*") T 1;; a*) T 2;& x) T 3;; *) T 4;; esac\nP="a*"; case $X in "$P") T 5;; $P) T 6;; esac\n'
+    ),
     "a line that ends behind a connector": "false &&\n\n T never\ntrue || # or\n T never\ntrue &&\n T 1\n",
     "local variables": (
         "N=1; A=(a); f() { local N=2 M=3 K; declare A=b; typeset -a L=(x); G=4; T $N ${K-none} ${M} $A; }\n"

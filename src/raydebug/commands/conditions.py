@@ -39,6 +39,10 @@ def decide_test(words: list[Word], expand: Expander) -> bool | None:
     """Return whether the words of `[ ... ]` or `test ...`, without the first, hold; None where that is not known."""
     if words and words[-1].plain == "]":
         words = words[:-1]
+    left = [word for word in words if not expand.is_nothing(word)]
+    if len(left) == 2 < len(words) and not re.fullmatch(r"!|-[a-zA-Z]", left[0].plain or ""):
+        return False  # [ $EMPTY = x ] is an error to bash
+    words = left
     return _Decider(words, expand, double=False).decide()
 
 
@@ -145,8 +149,18 @@ class _Decider:
         if sign in _ORDER:
             return _ORDER[sign](one, other)
         is_plain = not self._double or all(isinstance(part, Text) and part.quoted for part in second.parts)
-        same = one == other if is_plain else fnmatch.fnmatchcase(one, _pattern(second, self._expand))
+        if not is_plain:
+            return None if (same := matches(one, second, self._expand)) is None else same != (sign == "!=")
+        same = one == other
         return same != (sign == "!=")
+
+
+def matches(text: str, pattern: Word, expand: Expander) -> bool | None:
+    """Return whether a text matches a pattern of the shell; None where only a run can tell it, or it is @(A|B)."""
+    if expand.operand(pattern) is None:
+        return None
+    plain = _pattern(pattern, expand)
+    return None if re.search(r"[@?*+!]\(", plain) else fnmatch.fnmatchcase(text, plain)
 
 
 def _pattern(word: Word, expand: Expander) -> str:

@@ -41,6 +41,7 @@ _CAT = re.compile(
     r"\s*cat\s*<<(?P<tabs>-?)\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)[ \t]*\n(?P<body>.*?)\n?[ \t]*(?P=end)\s*",
     re.DOTALL,
 )
+_BRACES = re.compile(r"\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
 VALUE_CHARS_MAX = 64 * 1024  # no setting is longer; a value that doubles in each line is cut off here
 VALUE_WORDS_MAX = 4096
 CUT_CHARS_MAX = 4096  # ${NAME%%PATTERN} tries the pattern at each length: 60,000 characters would take half a minute
@@ -217,6 +218,11 @@ class Expander:
         finally:
             self._taints, self._unset_is_empty = before, False
 
+    def is_nothing(self, word: Word) -> bool:
+        """Return whether a word of a command becomes none: an unquoted variable that is empty, or not set."""
+        with self._as_operand():
+            return not self.fields(word)
+
     def is_set(self, name: str) -> bool:
         """Return whether a variable has a value."""
         return self._values.get(name) is not None
@@ -239,27 +245,45 @@ class Expander:
 
     def one(self, word: Word) -> str:
         """Return a word that is not split: the value of an assignment."""
-        return "".join(" ".join(self._part(part)) for part in self._with_home(word.parts))
+        parts = self._with_home(word.parts)
+        return "".join((" ".join if _is_list(part) else self._joined)(self._part(part)) for part in parts)
 
     def fields(self, word: Word) -> list[str]:
         """Return the words that a word becomes: none, one, or several where it is split."""
         done: list[str] = []
         current: str | None = None
-        for part in self._with_home(word.parts):
+        parts = self._with_home(word.parts)
+        if _BRACES.search("".join(it.text if isinstance(it, Text) and not it.quoted else "\0" for it in parts)):
+            self._taints.add("a word with {...} is several words for bash, which are not followed")
+        for part in parts:
             pieces = self._part(part)
             if isinstance(part, Text) or (part.quoted and not _is_list(part)):
-                current = (current or "") + " ".join(pieces)  # of "$*" there are several
+                current = (current or "") + self._joined(pieces)  # of "$*" there are several
                 continue
-            split = pieces if part.quoted else [one for piece in pieces for one in piece.split()]
-            if not part.quoted and pieces and pieces[0][:1].isspace() and current is not None:
-                done.append(current)
-                current = None
-            for number, one in enumerate(split):
-                if number:
-                    done.append(current or "")
+            for number, piece in enumerate(pieces):
+                split = [piece] if part.quoted else self._split(piece)
+                if current is not None and (number or (len(split) > 1 and not split[0])):
+                    done.append(current)
                     current = None
-                current = (current or "") + one
+                words = [one for one in split if one or part.quoted]
+                if words:
+                    done += [(current or "") + words[0], *words[1:]]
+                    current = done.pop() if part.quoted or split[-1] else None
         return [*done, current] if current is not None else done
+
+    def _split(self, text: str) -> list[str]:
+        """Return the words of a text that is not quoted; an empty one at an end is a blank there."""
+        separators = self._values.get("IFS")
+        if not isinstance(separators, str):
+            separators = " \t\n"
+        elif set(separators) - set(" \t\n") & set(text):
+            self._taints.add("IFS is not what it is at first: how a value is split is not followed")
+        return re.split(f"[{re.escape(separators)}]+", text) if separators else [text]
+
+    def _joined(self, pieces: list[str]) -> str:
+        """Return the elements of a list as one text."""
+        separators = self._values.get("IFS")
+        return (separators[:1] if isinstance(separators, str) else " ").join(pieces)
 
     def _unread(self, source: str, why: str) -> str:
         """Return a placeholder for what could not be read, and note why; it is never split."""

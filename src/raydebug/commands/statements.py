@@ -9,7 +9,6 @@ written, and gets a note.
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import functools
 import itertools
 import re
@@ -34,7 +33,7 @@ from raydebug.commands.blocks import (
     past,
     past_pattern,
 )
-from raydebug.commands.conditions import decide_condition, decide_test
+from raydebug.commands.conditions import decide_condition, decide_test, matches
 from raydebug.commands.expand import Expander, Saved, Values
 from raydebug.commands.tokens import (
     NESTED_AT_MOST,
@@ -314,12 +313,12 @@ class Statements:
             return end
         patterns = [token for token in tokens[at:end] if isinstance(token, Word)]
         if block.done:
-            block.runs = False
+            block.runs = block.runs and is_here(tokens, at - 1, ";&")
         elif block.word is None:
             block.runs = block.done = block.passed == block.branch
         else:
-            texts = [self._expand.operand(pattern) for pattern in patterns]
-            block.runs = block.done = any(text is not None and fnmatch.fnmatchcase(block.word, text) for text in texts)
+            word = block.word
+            block.runs = block.done = any(matches(word, pattern, self._expand) for pattern in patterns)
         block.passed += 1
         return end
 
