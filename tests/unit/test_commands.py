@@ -631,6 +631,11 @@ AS_BASH = {
     "words of a value": (
         'A=(1 2 3); B=\'a  b \'; C=\' \'\nT "${A[*]}" $B. .$B$A .$C. $C\nIFS=,; X="${A[*]}" Y="$@"; T "$X" "$*" "$Y"\n'
     ),
+    "quotes in defaults": (
+        "L=${A:-['x']}; T \"${A:-['console','wandb']}\" \"${A:-\"a  b\"}\" ${A:-\"/my data/y\"} ${A:-'q  r's} $L\n"
+        'A=1; T ${A:+"c  d"} ${A:-"e f"} ${B:-${C:-"g  h"}} ${B:-a  b}\n'
+    ),
+    "quotes with a dollar": "S=$'a\\nb'\nT \"p=$S\" $'it\\'s' $'x\\ty\\\\' $(dirname $'a\\'b/c') \"$'d'\" $'e'\n",
     "patterns of case": (
         'X=ab\ncase $X in "a*") T 1;; a*) T 2;& x) T 3;; *) T 4;; esac\nP="a*"; case $X in "$P") T 5;; $P) T 6;; esac\n'
     ),

@@ -23,6 +23,7 @@ from raydebug.commands.tokens import (
     Variable,
     Word,
     read_parts,
+    read_quoted,
     read_tokens,
 )
 from raydebug.trainers.config import expand_home
@@ -252,7 +253,7 @@ class Expander:
         """Return the words that a word becomes: none, one, or several where it is split."""
         done: list[str] = []
         current: str | None = None
-        parts = self._with_home(word.parts)
+        parts = tuple(inner for part in self._with_home(word.parts) for inner in self._chosen(part))
         if _BRACES.search("".join(it.text if isinstance(it, Text) and not it.quoted else "\0" for it in parts)):
             self._taints.add("a word with {...} is several words for bash, which are not followed")
         for part in parts:
@@ -270,6 +271,17 @@ class Expander:
                     done += [(current or "") + words[0], *words[1:]]
                     current = done.pop() if part.quoted or split[-1] else None
         return [*done, current] if current is not None else done
+
+    def _chosen(self, part: Part, depth: int = 0) -> tuple[Part, ...]:
+        """Return the parts of an unquoted variable's default, if that is taken: it may have quotes of its own."""
+        if not isinstance(part, Variable) or part.quoted or part.operator not in (":-", "-", ":+", "+"):
+            return (part,)
+        value = self._looked_up(part)
+        is_set = value is not None and (not part.operator.startswith(":") or value not in ([""], []))
+        if is_set != part.operator.endswith("+") or not any(sign in part.argument for sign in "'\"") or depth > 1:
+            return (part,)
+        default = self._with_home(read_parts(part.argument))
+        return tuple(inner for one in default for inner in self._chosen(one, depth + 1))
 
     def _split(self, text: str) -> list[str]:
         """Return the words of a text that is not quoted; an empty one at an end is a blank there."""
@@ -325,12 +337,12 @@ class Expander:
             if lacking and part.operator in (":?", "?"):
                 return [self._unread(part.source, f"{part.name} is not set, and the script needs it")]
             if lacking:
-                value = [self._argument(part.argument)]
+                value = [self._default(part)]
                 if part.operator in (":=", "="):
                     self._values.assign(part.name, value[0], set())
         elif part.operator in (":+", "+"):
             filled = value is not None and (part.operator == "+" or value not in ([""], []))
-            return [self._argument(part.argument)] if filled else [""]
+            return [self._default(part)] if filled else [""]
         elif part.operator in ("#", "##", "%", "%%") and value is not None:
             if any(len(one) > CUT_CHARS_MAX for one in value):
                 return [self._unread(part.source, f"{part.source}: the value is too long to be cut")]
@@ -389,6 +401,12 @@ class Expander:
         if number is None:
             return [self._unread(part.source, f"{part.source} was not read")]
         return [elements[number]] if -len(elements) <= number < len(elements) else None
+
+    def _default(self, part: Variable) -> str:
+        """Return the default of a variable, whose quotes are those of the word around it."""
+        if not part.quoted:
+            return self._argument(part.argument)
+        return "".join(self._joined(self._part(inner)) for inner in read_quoted(part.argument))
 
     def _argument(self, text: str) -> str:
         return "".join(" ".join(self._part(part)) for part in self._with_home(read_parts(text)))
