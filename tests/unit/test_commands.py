@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.commands import trainings
+from raydebug.commands import arithmetic, trainings
 from raydebug.commands.statements import SCRIPT_BYTES_MAX
 from raydebug.commands.trainings import Training, find_trainings
 from raydebug.errors import RaydebugError
@@ -450,6 +450,31 @@ def test_a_long_script_is_read_in_no_time(project: Path) -> None:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
+    "lines",
+    [
+        [*(f"V{n}=1" for n in range(10000)), *["(:)"] * 20000],
+        [*(f"f{n}()\n(:)" for n in range(3000)), *["f1"] * 2000],
+        ["A=(x)", *['A[0]+="${A[0]}"'] * 60, *["((N=N*2+1))"] * 9000],
+    ],
+    ids=["subshells", "functions", "elements"],
+)
+def test_a_script_of_one_form(lines: list[str], project: Path) -> None:
+    """A script that has nothing but one of them is read to its end."""
+    (project / "scripts" / "run.sh").write_text("\n".join([*lines, "python3 -m verl.trainer.main_ppo x=1"]))
+    (training,) = read(project, [])
+    assert training.argv[-1] == "x=1"
+
+
+def test_subshells_in_one_another_have_a_limit(project: Path) -> None:
+    """More than 32 of them are refused."""
+    (project / "scripts" / "run.sh").write_text("( " * 33 + ":" + " )" * 33)
+    with pytest.raises(RaydebugError) as failure:
+        read(project, [])
+    assert "more than 32 subshells in one another" in failure.value.cause
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
     ("value", "note"),
     [
         ("${A%%*b*b}", "${A%%*b*b}: the value is too long to be cut"),
@@ -710,6 +735,6 @@ def test_a_loop_without_end(project: Path) -> None:
     assert training.argv[-1] == "a=1"
 
 
-def test_the_example_of_env() -> None:
-    """The example in the docstring of `_environ_of` is true."""
-    assert doctest.testmod(trainings).failed == 0
+def test_the_examples() -> None:
+    """The examples in the docstrings of `_environ_of` and `assignment` are true."""
+    assert [doctest.testmod(module).failed for module in (trainings, arithmetic)] == [0, 0]

@@ -46,7 +46,7 @@ def assignment(text: str) -> tuple[str, str] | None:
     name, step, sign, value = found.groups()
     if step:
         return name, f"{name} {step[0]} 1"
-    return name, f"{name} {sign} ({value})" if sign else value
+    return name, f"{name} {sign} ({value.strip()})" if sign else value
 
 
 def calculate(expression: str) -> int | None:

@@ -39,7 +39,10 @@ def decide_test(words: list[Word], expand: Expander) -> bool | None:
     """Return whether the words of `[ ... ]` or `test ...`, without the first, hold; None where that is not known."""
     if words and words[-1].plain == "]":
         words = words[:-1]
-    left = [word for word in words if not expand.is_nothing(word)]
+    counts = [expand.count(word) for word in words]
+    if max(counts, default=0) > 1:
+        return None  # [ -n $TWO_WORDS ] is mostly an error to bash
+    left = [word for word, count in zip(words, counts, strict=True) if count]
     if len(left) == 2 < len(words) and not re.fullmatch(r"!|-[a-zA-Z]", left[0].plain or ""):
         return False  # [ $EMPTY = x ] is an error to bash
     words = left

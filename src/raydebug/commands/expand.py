@@ -219,10 +219,10 @@ class Expander:
         finally:
             self._taints, self._unset_is_empty = before, False
 
-    def is_nothing(self, word: Word) -> bool:
-        """Return whether a word of a command becomes none: an unquoted variable that is empty, or not set."""
+    def count(self, word: Word) -> int:
+        """Return how many words a word of a command becomes: none of an unquoted variable that is empty, or not set."""
         with self._as_operand():
-            return not self.fields(word)
+            return len(self.fields(word))
 
     def is_set(self, name: str) -> bool:
         """Return whether a variable has a value."""
