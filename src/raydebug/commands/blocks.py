@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from raydebug.commands.expand import Values
 from raydebug.commands.tokens import Operator, Token, Word
+from raydebug.commands.values import Values
 
 LOOPS = ("for", "while", "until", "select")
 CLOSE = ("fi", "done", "esac", "}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from raydebug.commands.arithmetic import assigned_names, assignment
+from raydebug.commands.assignments import Assignment, Parts, assignment_of, declared_name, has_keys
 from raydebug.commands.blocks import (
     CLOSE,
     LOOPS,
@@ -34,7 +34,7 @@ from raydebug.commands.blocks import (
     past_pattern,
 )
 from raydebug.commands.conditions import decide_condition, decide_test, matches
-from raydebug.commands.expand import Expander, Saved, Values
+from raydebug.commands.expand import Expander
 from raydebug.commands.tokens import (
     NESTED_AT_MOST,
     Arithmetic,
@@ -48,6 +48,7 @@ from raydebug.commands.tokens import (
     Word,
     read_tokens,
 )
+from raydebug.commands.values import Saved, Values
 from raydebug.settings.files import NotPlainText, decode, read_bounded
 
 EVALS_AT_MOST = 8  # evals, functions and sourced files in one another
@@ -58,12 +59,10 @@ SCRIPT_BYTES_MAX = 256 * 1024
 ITERATIONS_MAX = 256  # of all loops of a script together
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _CHAINS = ("&&", "||")
-_ELEMENT, _CLOSED = re.compile(r"([A-Za-z_]\w*)\["), re.compile(r"\](\+?)=")
 _BLANK_WORDS = ((Text(" ", quoted=True),), (Text("\t", quoted=True),))  # of a backslash that continues no line
 _DECLARING = ("export", "declare", "local", "readonly", "typeset")
 
 Run: TypeAlias = Callable[[Values, list[str], frozenset[str]], None]
-Parts: TypeAlias = Word | Array | Condition | Document
 
 
 @dataclass
@@ -428,7 +427,7 @@ class Statements:
                 return self._calculate(command[0].text, command[0].line)
             return decide_condition(command[0], self._expand)
         before = self._values.overlay
-        assignments = [*itertools.takewhile(bool, map(_assignment, command))]
+        assignments = [*itertools.takewhile(bool, map(assignment_of, command))]
         for assigned in assignments:
             self._assign(assigned, alone=len(assignments) == len(command))
         words = [word for word in command[len(assignments) :] if isinstance(word, Word)]
@@ -452,7 +451,7 @@ class Statements:
         self._values.overlay = before
         return status
 
-    def _assign(self, assigned: Array | _Assignment | None, *, alone: bool) -> None:
+    def _assign(self, assigned: Array | Assignment | None, *, alone: bool) -> None:
         """Evaluate an assignment that stands alone, or one before a program."""
         assert assigned is not None
         name = assigned.name
@@ -460,7 +459,7 @@ class Statements:
             self._values.taints[name] = {*self._values.taints.get(name, ()), self._undecided(name)}
             return
         doubt = {self._undecided(name)} if self._doubt else set()
-        if isinstance(assigned, Array) and _has_keys(assigned):
+        if isinstance(assigned, Array) and has_keys(assigned):
             self._values.keyed.add(name)
         if isinstance(assigned, Array):
             fields = [one for word in assigned.words for one in self._expand.fields(word)]
@@ -486,9 +485,7 @@ class Statements:
         if pair is not None and assigned_names(text) == {pair[0]}:
             value = self._expand.number(pair[1])
             if not self._expand.taken() and value is not None:
-                self._assign(
-                    _Assignment(pair[0], False, Word((Text(str(value), quoted=True),), line), line), alone=True
-                )
+                self._assign(Assignment(pair[0], False, Word((Text(str(value), quoted=True),), line), line), alone=True)
                 return value != 0 if "=" in text else None  # N++ is what N was before
         for name in assigned_names(text):
             why = f"{self._place(line)}: what it sets {name} to was not calculated"
@@ -505,12 +502,12 @@ class Statements:
         makes_local = self._locals and first.plain in ("local", "declare", "typeset") and "g" not in options
         for word in words:
             names = [word.plain or ""]
-            if makes_local and (name := _declared_name(word)) and name not in self._locals[-1]:
+            if makes_local and (name := declared_name(word)) and name not in self._locals[-1]:
                 self._locals[-1][name] = self._values.saved_variable(name)
-                if not _assignment(word):
+                if not assignment_of(word):
                     self._values.assign(name, [], set())  # as one that is not set
-            if assigned := _assignment(word):
-                if "i" in options and isinstance(assigned, _Assignment):
+            if assigned := assignment_of(word):
+                if "i" in options and isinstance(assigned, Assignment):
                     text = self._expand.one(assigned.value)
                     assigned = replace(assigned, value=Word((Arithmetic(text, quoted=True),), word.line))
                 self._assign(assigned, alone=True)
@@ -616,56 +613,6 @@ class _Returned(Exception):
     """A function or a sourced file has returned."""
 
 
-@dataclass(frozen=True)
-class _Assignment:
-    """`NAME=VALUE`, `NAME+=VALUE` or `NAME[INDEX]=VALUE`."""
-
-    name: str
-    appends: bool
-    value: Word
-    line: int
-    index: Word | None = None
-
-
-def _assignment(word: Parts) -> Array | _Assignment | None:
-    """Return what a word assigns; None for another word."""
-    if isinstance(word, Array):
-        return word
-    first = word.parts[0] if isinstance(word, Word) and word.parts else None
-    if not isinstance(word, Word) or not isinstance(first, Text) or first.quoted:
-        return None
-    if element := _ELEMENT.match(first.text):
-        return _element_assignment(element[1], word)
-    target, sign, rest = first.text.partition("=")
-    name = target.removesuffix("+")
-    if not sign or not name.isidentifier():
-        return None
-    value = Word((Text(rest, quoted=False), *word.parts[1:]) if rest else word.parts[1:], word.line)
-    return _Assignment(name, target != name, value, word.line)
-
-
-def _element_assignment(name: str, word: Word) -> _Assignment | None:
-    """Return what `NAME[INDEX]=VALUE` assigns; None for another word."""
-    for at, part in enumerate(word.parts):
-        closed = _CLOSED.search(part.text) if isinstance(part, Text) and not part.quoted else None
-        if closed is not None and isinstance(part, Text):
-            index = [*word.parts[:at], Text(part.text[: closed.start()], quoted=False)]
-            first = index[0]
-            assert isinstance(first, Text)
-            index[0] = Text(first.text[len(name) + 1 :], quoted=False)
-            value = (Text(part.text[closed.end() :], quoted=False), *word.parts[at + 1 :])
-            return _Assignment(name, bool(closed[1]), Word(value, word.line), word.line, Word(tuple(index), word.line))
-    return None
-
-
-def _has_keys(array: Array) -> bool:
-    """Return whether elements of an array are given with their keys: `A=([x]=1)`."""
-    firsts = [word.parts[0] for word in array.words if word.parts]
-    return any(isinstance(it, Text) and not it.quoted and it.text.startswith("[") for it in firsts) and any(
-        isinstance(it, Text) and not it.quoted and "]=" in it.text for word in array.words for it in word.parts
-    )
-
-
 def read_script(file: Path) -> tuple[str, set[str]]:
     """Return the text of a script, and what makes all of it uncertain.
 
@@ -686,14 +633,7 @@ def _tokens_of(text: str) -> list[Token]:
 
 def _is_program(word: Parts) -> bool:
     """Return whether a word of `exec` is one of a command, and not `{FD}`, which a redirection follows."""
-    return isinstance(word, Word) and not _assignment(word) and not name_of(word).startswith("{")
-
-
-def _declared_name(word: Parts) -> str:
-    """Return the variable that a word of `local` declares; empty for an option, and for a name that is expanded."""
-    assigned = _assignment(word)
-    name = assigned.name if assigned else name_of(word) if isinstance(word, Word) else ""
-    return name if name.isidentifier() else ""
+    return isinstance(word, Word) and not assignment_of(word) and not name_of(word).startswith("{")
 
 
 def _shell_at(argv: list[str]) -> int:

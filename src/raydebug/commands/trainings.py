@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from raydebug.commands.expand import Values
 from raydebug.commands.statements import SHELLS, Choices, Statements, read_script
 from raydebug.commands.tokens import Unreadable, read_tokens
+from raydebug.commands.values import Values
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import NotPlainText
 from raydebug.trainers.config import is_file
