@@ -234,6 +234,11 @@ def test_memory_of_a_model_of_seven_billion() -> None:
     offloaded = {f"{ACTOR}__fsdp_config": {"param_offload": True, "optimizer_offload": True}}
     assert estimated(offloaded, sizes, count, stateful=False).training == count * 4 // 8
     assert estimated({}, sizes, count, stateful=True).one_sequence == 0
+    adapter = {"actor_rollout_ref__model": {"lora_rank": 32}}
+    assert estimated(adapter, sizes, count, stateful=False).training == count * 4 // 8
+    assert estimated({**adapter, **offloaded}, sizes, count, stateful=False).training == 0
+    with_critic = {**adapter, "critic__enable": True}
+    assert estimated(with_critic, sizes, count, stateful=False).training == count * 4 // 8 + count * 16 // 8
 
 
 GPU = {"70 GiB for two ranks of 8 B": (
@@ -258,6 +263,18 @@ def test_what_does_not_fit_a_gpu(changed: dict[str, Any], parameters: int, gpu: 
     found = [f for f in judge_fit(target(), facts, {}) if f.severity == "error"]
     assert [finding.code for finding in found] == [code]
     assert says in found[0].what
+
+
+def test_an_actor_of_megatron_is_not_judged_as_one_of_fsdp() -> None:
+    """It shards by settings of its own and brings its own attention; what vLLM needs is judged all the same."""
+    few = {f"{ROLLOUT}__gpu_memory_utilization": 0.1}
+    for strategy, codes in (("fsdp2", ["model.attention", "model.memory"]), ("megatron", ["model.memory"])):
+        facts = {"config": config(**few, **{f"{ACTOR}__strategy": strategy}), "sizes": {}, "has_flash_attention": False,
+                 "trainer_version": "0.9.1", "memory_bytes": 0, "gpu_bytes": 80 * GIB, "layer_types": [],
+                 "shards": {"parameters": 70_000_000_000, "shards": []}}  # fmt: skip
+        found = [*judge_fit(target(), facts, {})]
+        assert [finding.code for finding in found] == codes
+        assert ("each rank needs about" in found[-1].what) == (strategy == "fsdp2")
 
 
 def test_the_training_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

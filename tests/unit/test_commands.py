@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.commands import trainings
+from raydebug.commands import arithmetic, trainings
 from raydebug.commands.statements import SCRIPT_BYTES_MAX
 from raydebug.commands.trainings import Training, find_trainings
 from raydebug.errors import RaydebugError
@@ -200,6 +200,15 @@ def test_exports_reach_the_training(project: Path) -> None:
         ("for N in 3 4; do\n", "x=3", "N is a loop's: its first value is shown"),
         ("N=${M:?say it}\n", "x=${M:?say it}", "M is not set, and the script needs it"),
         ("N=${M/a/b}\n", "x=${M/a/b}", "${M/a/b} was not read"),
+        ("N=1\n((N <<= 2))\n", "x=1", "line 2: what it sets N to was not calculated"),
+        ("N=1\n((M = N++))\n", "x=1", "line 2: what it sets N to was not calculated"),
+        ("let N=2**3\n", "x=$N", "line 1: what it sets N to was not calculated"),
+        ("for N in {1..3}; do\n", "x={1..3}", "a word with {...} is several words for bash, which are not followed"),
+        (
+            "IFS=,; M=1,2\nfor N in $M; do\n",
+            "x=1",
+            "IFS is not what it is at first: how a value is split is not followed",
+        ),
         ("N=$((2**70))\n", "x=$((2**70))", "$((2**70)) was not calculated"),
         ("read N\n", "x=$N", "line 1: N is read from input"),
         (
@@ -212,13 +221,38 @@ def test_exports_reach_the_training(project: Path) -> None:
         ("export $(cat env)\nN=1\n", "x=1", "line 1: what export sets is not known here"),
         ("conda activate verl\nN=1\n", "x=1", "line 1: the environment of conda activate verl was not looked into"),
         ("N=1\n" + 'N="$N$N"\n' * 17, "x=$N", "N is too long to be followed"),
+        ("cd -\nN=1\n", "x=1", "line 1: the folder of `cd -` is not known"),
+        ("pushd -0\nN=1\n", "x=1", "line 1: the folder of `pushd -0` is not known"),
         ("cd $(mktemp -d)\nN=1\n", "x=1", "line 1: the folder of `cd $(mktemp -d)` is not known"),
     ],
 )
 def test_what_only_a_run_can_tell_is_said(script: str, word: str, note: str, project: Path) -> None:
     """A word whose value only a run could tell stays as it is written, and a note gives the reason."""
-    end = "done\n" if script.startswith("for") else ""
+    end = "done\n" if script.endswith("do\n") else ""
     (project / "scripts" / "run.sh").write_text(f"{script}python3 -m verl.trainer.main_ppo x=$N\n{end}")
+    (training,) = read(project, [])
+    assert training.argv[-1] == word
+    assert note in training.notes
+
+
+KEYED = "N is an array with keys, which are not followed"
+
+
+@pytest.mark.parametrize(
+    ("script", "word", "note"),
+    [
+        ("declare -A N=([a]=1 [b]=2)\n", "${N[b]}", KEYED),
+        ("declare -A N\nN[a]=1; N['b c']=2\n", "${N[b]}", KEYED),
+        ("N=([3]=a [5]=b)\n", "${N[5]}", KEYED),
+        ("N=(a b c)\nunset 'N[1]'\n", "${N[1]}", KEYED),
+        ("N=(a)\nN[7]=b\n", "${N[7]}", KEYED),
+        ("N=(a b)\n", "${!N[@]}", "${!N[@]} was not read"),
+        ("N=(a b)\n", "${N[x?1:0]}", "${N[x?1:0]} was not read"),
+    ],
+)
+def test_an_array_that_is_not_followed(script: str, word: str, note: str, project: Path) -> None:
+    """Keys and gaps are not followed: an element stays as it is written, with a note, and is no other element."""
+    (project / "scripts" / "run.sh").write_text(f"{script}python3 -m verl.trainer.main_ppo {word}\n")
     (training,) = read(project, [])
     assert training.argv[-1] == word
     assert note in training.notes
@@ -416,6 +450,31 @@ def test_a_long_script_is_read_in_no_time(project: Path) -> None:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
+    "lines",
+    [
+        [*(f"V{n}=1" for n in range(10000)), *["(:)"] * 20000],
+        [*(f"f{n}()\n(:)" for n in range(3000)), *["f1"] * 2000],
+        ["A=(x)", *['A[0]+="${A[0]}"'] * 60, *["((N=N*2+1))"] * 9000],
+    ],
+    ids=["subshells", "functions", "elements"],
+)
+def test_a_script_of_one_form(lines: list[str], project: Path) -> None:
+    """A script that has nothing but one of them is read to its end."""
+    (project / "scripts" / "run.sh").write_text("\n".join([*lines, "python3 -m verl.trainer.main_ppo x=1"]))
+    (training,) = read(project, [])
+    assert training.argv[-1] == "x=1"
+
+
+def test_subshells_in_one_another_have_a_limit(project: Path) -> None:
+    """More than 32 of them are refused."""
+    (project / "scripts" / "run.sh").write_text("( " * 33 + ":" + " )" * 33)
+    with pytest.raises(RaydebugError) as failure:
+        read(project, [])
+    assert "more than 32 subshells in one another" in failure.value.cause
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
     ("value", "note"),
     [
         ("${A%%*b*b}", "${A%%*b*b}: the value is too long to be cut"),
@@ -449,6 +508,16 @@ def test_a_blank_behind_a_backslash(project: Path) -> None:
     assert training.notes == ["line 2: a blank follows the backslash, so the command ends there"]
 
 
+def test_line_ends_of_windows(project: Path) -> None:
+    """The words are those that are meant, and a note says that bash takes the carriage returns as part of them."""
+    file = project / "scripts" / "run.sh"
+    file.write_bytes(b"N=4\r\npython3 -m verl.trainer.main_ppo \\\r\n a=$N\r\n")
+    (training,) = read(project, [])
+    assert training.argv[3:] == ["a=4"]
+    why = "run.sh has line ends of Windows, with which bash runs another command"
+    assert training.notes == [f"{why}: sed -i 's/\\r$//' {file}"]
+
+
 def test_reading_runs_nothing(project: Path) -> None:
     """No command of a script is run by reading it, not in substitutions, not in arithmetic."""
     (project / "scripts" / "run.sh").write_text(
@@ -479,7 +548,10 @@ CONDITIONS = {
     '[[ $M == "*Qwen*" ]]': False, "[[ $M =~ ^org/Qwen[0-9]+ ]]": True, "[[ ! $M =~ Llama ]]": True,
     "(( B > 2 ))": True, "((B==4))": False, "[[ ( $B = 4 || $B = 3 ) && -n $M ]]": True, "[ $# -lt 2 ]": False,
     "[ ${#L[@]} -eq 3 ]": True, "! [ $B = 3 ]": False, "[[ -v B ]]": True, "test $B != 3": False,
-    "[[ $1 == --fast ]]": True, "[ x$A = x ]": True, "[[ \"${B}\" -eq 3 && \"${NONE:-}\" != 1 ]]": True, "false": False,
+    "[[ $M =~ ^[a-z]+/(Qwen|Llama)?[[:digit:]](-[0-9]+B)+$ ]]": True, '[[ $M =~ "Qwen." ]]': False,
+    "[ -n $A ]": True, "[ $A = 3 ]": False, "[ $A != 3 ]": False, '[ "$A" != 3 ]': True,
+    "[ ! $A ]": True, "[[ -n $A ]]": False, "[[ $1 == --fast ]]": True, "[ x$A = x ]": True,
+    "[[ \"${B}\" -eq 3 && \"${NONE:-}\" != 1 ]]": True, "false": False,
 }  # fmt: skip
 
 
@@ -497,6 +569,18 @@ def test_a_condition_with_known_operands_is_decided(condition: str, holds: bool,
     assert ran.stdout.strip() == str(int(holds))
 
 
+@pytest.mark.timeout(20)
+def test_a_regular_expression_made_to_take_for_ever(project: Path) -> None:
+    """A search takes time that is proportional to the text; an expression that is none is not decided."""
+    lines = [
+        f"X={'a' * 4000}",
+        *(f"[[ $X =~ {regex} ]] && N=1" for regex in ("^(a|a)*b$", "^(a+)+b$", ".*.*.*.*=", "(a")),
+    ]
+    (project / "scripts" / "run.sh").write_text("\n".join([*lines, "python3 -m verl.trainer.main_ppo n=${N:-0}"]))
+    (training,) = read(project, [])
+    assert training.notes == ["N depends on a condition (line 5), which was not decided"]
+
+
 def test_both_branches_of_what_is_not_decided(project: Path) -> None:
     """Each training is shown whole, with its condition: none of them mixes two branches. A guard's exit is passed."""
     (project / "scripts" / "run.sh").write_text(
@@ -509,6 +593,17 @@ def test_both_branches_of_what_is_not_decided(project: Path) -> None:
     assert second.argv[-2:] == ["--config-name=ppo_megatron_trainer", "x=megatron"]
     assert (first.is_variant, second.is_variant) == (False, True)
     assert "only if the condition of line 3 does not hold" in second.notes
+
+
+def test_a_group_behind_what_is_not_decided(project: Path) -> None:
+    """It is read, and ends nothing; what it sets is noted."""
+    (project / "scripts" / "run.sh").write_text(
+        "[ -f x ] || { echo none; exit 0; }\nN=1\n[ -f y ] && { N=2; }\n[ -f z ] && ( exit 0 )\n"
+        "python3 -m verl.trainer.main_ppo n=$N\n"
+    )
+    (training,) = read(project, [])
+    assert training.argv[-1] == "n=1"
+    assert training.notes == ["N depends on a condition (line 3), which was not decided"]
 
 
 def test_a_case(project: Path) -> None:
@@ -535,6 +630,63 @@ def test_functions_and_loops(project: Path) -> None:
         ["lr=1e-5", "all=,1,2,3"],
         ["seed=7"],
     ]
+
+
+# Scripts whose last training is the one that bash starts last.
+AS_BASH = {
+    "a function with a subshell as its body": "f() (\n true\n)\nf\nT 1 $PWD\n",
+    "elements of an array": (
+        "A=(a b c)\ni=2\nT ${A[$i]} ${A[i-1]} ${A[-1]} ${A[9]:-none}\nA[1]=x; A[3]=y; A[0]+=z\nT ${A[@]} $A\n"
+    ),
+    "calculations": (
+        "N=8\n((N++)); T $N\n((N=N*2)); T $N\n(( N += 2 )); T $N\nlet N=N-3 M=4 'K = N / 2'; T $N $M $K\n"
+        "((N -= 17)) && T never\ndeclare -i I=3+4; T $I $((-7/2)) $((-7%3)) $((7/-2))\n"
+    ),
+    "a subshell has values of its own": (
+        "N=3; A=(a); export E=1\n( N=4; A+=(b); set -- z; cd scripts; T $N ${A[@]} $1 $PWD; unset N )\n"
+        "T $N ${A[@]} $1 $PWD\n"
+    ),
+    "a subshell that ends": "(T 1; exit 1; T never) || T 2\n( exit 0 ) && T 3\nf() { (return 1); T 4; }\nf\n",
+    "a subshell in the background": "( cd scripts && T $PWD ) &\nwait; T $PWD\n",
+    "a subshell behind a condition": "false && ( T never ); true || { T never; T never; }; true && { T 1; T 2; }\n",
+    "a group and its status": "{ false; } || { T 1; }\n! { true; } && T never\n( true ) && { N=2; T $N; }\nT $N\n",
+    "an exit in a function in a subshell": "f() { exit 1; T never; }\n( f; T never )\nT 1\n",
+    "exec": "exec > log 2>&1\nexec 3> log\nexec {fd}> log\nX=1 exec 2> log\n( exec T 1; T never )\nexec T 2\nT never\n",
+    "an exec that is not reached": "false && exec T never\ntrue | exec cat\nT 1\n",
+    "words of a value": (
+        'A=(1 2 3); B=\'a  b \'; C=\' \'\nT "${A[*]}" $B. .$B$A .$C. $C\nIFS=,; X="${A[*]}" Y="$@"; T "$X" "$*" "$Y"\n'
+    ),
+    "quotes in defaults": (
+        "L=${A:-['x']}; T \"${A:-['console','wandb']}\" \"${A:-\"a  b\"}\" ${A:-\"/my data/y\"} ${A:-'q  r's} $L\n"
+        'A=1; T ${A:+"c  d"} ${A:-"e f"} ${B:-${C:-"g  h"}} ${B:-a  b}\n'
+    ),
+    "quotes with a dollar": "S=$'a\\nb'\nT \"p=$S\" $'it\\'s' $'x\\ty\\\\' $(dirname $'a\\'b/c') \"$'d'\" $'e'\n",
+    "patterns of case": (
+        'X=ab\ncase $X in "a*") T 1;; a*) T 2;& x) T 3;; *) T 4;; esac\nP="a*"; case $X in "$P") T 5;; $P) T 6;; esac\n'
+    ),
+    "a line that ends behind a connector": "false &&\n\n T never\ntrue || # or\n T never\ntrue &&\n T 1\n",
+    "local variables": (
+        "N=1; A=(a); f() { local N=2 M=3 K; declare A=b; typeset -a L=(x); G=4; T $N ${K-none} ${M} $A; }\n"
+        "f\nT $N ${M-none} ${L-none} $A $G\nf\n"
+    ),
+    "folders": (
+        "cd scripts; T $PWD; cd -; T $PWD; cd -; T $PWD $OLDPWD\n"
+        "pushd ..; pushd bin; T $PWD; popd; T $PWD; popd\nT $PWD\n"
+    ),
+    "a body with a case": "function f ()\n(\n case $1 in (a) X=1;; b) (true); X=2;; esac; T $1 $X\n)\nf b\nf a\n",
+}
+
+
+@pytest.mark.parametrize("script", AS_BASH.values(), ids=list(AS_BASH))
+def test_forms_of_the_shell(script: str, project: Path) -> None:
+    """Each training has the words that bash gives it and its folder, without a note."""
+    text = script.replace("T ", "python3 -m verl.trainer.main_ppo ")
+    (project / "scripts" / "run.sh").write_text(text)
+    found = read(project, ["p", "q"])
+    assert [it.notes for it in found] == [[] for _ in found]
+    ran = [word for it in found for word in [*it.argv, os.path.normpath(it.folder)]]
+    argv, folder = as_bash_runs(project, ["p", "q"])
+    assert ran == [*argv, folder]
 
 
 @pytest.mark.parametrize(
@@ -583,6 +735,6 @@ def test_a_loop_without_end(project: Path) -> None:
     assert training.argv[-1] == "a=1"
 
 
-def test_the_example_of_env() -> None:
-    """The example in the docstring of `_environ_of` is true."""
-    assert doctest.testmod(trainings).failed == 0
+def test_the_examples() -> None:
+    """The examples in the docstrings of `_environ_of` and `assignment` are true."""
+    assert [doctest.testmod(module).failed for module in (trainings, arithmetic)] == [0, 0]

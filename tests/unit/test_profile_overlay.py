@@ -146,6 +146,18 @@ def test_changes_are_explained() -> None:
     assert "trainer.val_before_train: true -> false (the first stop comes sooner)" in lines
 
 
+@pytest.mark.parametrize("verl", ["0.4.1", "0.5.0", "0.7.0", "0.9.1"])
+def test_the_overlong_buffer_of_dapo_is_not_above_the_answer(verl: str) -> None:
+    """Its reward manager asserts that; a training without one gets none."""
+    keys = [
+        "reward_model.overlong_buffer.len",
+        *(f"{part}.reward_kwargs.overlong_buffer_cfg.len" for part in ("reward_model", "reward")),
+    ]
+    words = said(lay("data.max_response_length=20480", *(f"+{key}=4096" for key in keys), verl=verl))
+    assert all(0 < int(words[key]) <= int(words["data.max_response_length"]) for key in keys)
+    assert not set(keys) & said(lay(verl=verl)).keys()
+
+
 def test_what_says_the_same_is_no_change() -> None:
     """A setting that has the profile's value already is left alone, and not explained."""
     overlay = lay("trainer.val_before_train=false", "trainer.resume_mode=disable")
@@ -214,6 +226,17 @@ def test_cpu_section_holds_on_a_cpu_only() -> None:
     assert keys.items() <= said(lay(environ=CPU)).items()
     assert not keys.keys() & said(lay()).keys()
     assert "++actor_rollout_ref.rollout.enable_sleep_mode=false" in lay(environ=CPU).argv
+
+
+@pytest.mark.parametrize("profile", ["debug", "full"])
+def test_sequence_parallelism_goes_with_remove_padding(profile: str) -> None:
+    """On a CPU it has to: verl refuses the one without the other, for the actor and for the critic."""
+    key = "ulysses_sequence_parallel_size"
+    given = (f"actor_rollout_ref.actor.{key}=2", f"critic.{key}=2")
+    words = said(lay(*given, environ=CPU, profile=profile))
+    assert words["actor_rollout_ref.model.use_remove_padding"] == "false"
+    assert [words[f"{part}.{key}"] for part in ("actor_rollout_ref.actor", "critic")] == ["1", "1"]
+    assert said(lay(*given, profile=profile))[f"critic.{key}"] == "2"
 
 
 @pytest.mark.parametrize(("given", "asked", "ranks"), [("2", 2, "2"), ("2", 8, "2"), ("4", 2, "2"), ("", 8, "1")])

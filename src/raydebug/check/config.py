@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 # The words of the `cpu` part of the profile `debug` without which a training fails on a CPU; the others only make it
 # smaller. Values and reasons are in the profile.
-NEEDED_ON_CPU = ("device", "actor_strategy", "critic_strategy", "attention", "remove_padding", "critic_remove_padding",
-                 "fused_kernels", "free_cache", "sleep_mode")  # fmt: skip
+NEEDED_ON_CPU = (
+    *("device", "actor_strategy", "critic_strategy", "attention", "remove_padding", "critic_remove_padding"),
+    *("sequence_parallel", "critic_sequence_parallel", "fused_kernels", "free_cache", "sleep_mode"),
+)
 PLAN_BUDGET_S = 10.0
 CPU_SINCE = (0, 9)  # of verl
 

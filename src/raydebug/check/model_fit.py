@@ -66,9 +66,11 @@ def judge(target: Target, facts: Mapping[str, Any], variables: Mapping[str, str]
     """Return what does not fit, by the facts of `probes/model.py`."""
     config, sizes = target.config(facts["config"]), facts["sizes"]
     on_cpu = is_on_cpu(variables)
+    # Megatron and others shard and offload by settings of their own, and bring their own attention.
+    is_fsdp = str(config.get("actor_strategy") or "fsdp").startswith("fsdp")
     yield from _context(config, sizes, "" if _is_scaled(facts.get("json", {})) else facts["trainer_version"])
     yield from _heads(config, sizes)
-    if not on_cpu and "transformers" not in facts.get("lacking", {}):
+    if is_fsdp and not on_cpu and "transformers" not in facts.get("lacking", {}):
         yield from _attention(config, facts["trainer_version"], has_flash=facts["has_flash_attention"])
     parameters = facts["shards"].get("parameters") or 0
     if config.ranks is None or not config.whole("tensor_parallel"):
@@ -78,7 +80,8 @@ def judge(target: Target, facts: Mapping[str, Any], variables: Mapping[str, str]
     stateful = any(word in kind for kind in facts["layer_types"] for word in STATEFUL)
     rules = target.checks.rules
     assert rules is not None, "without rules the memory is not asked for"
-    needed = estimate(config, rules.trained_bytes(config, parameters), sizes, parameters, stateful=stateful)
+    trained = rules.trained_bytes(config, parameters) if is_fsdp else 0
+    needed = estimate(config, trained, sizes, parameters, stateful=stateful)
     if on_cpu:
         yield from _on_cpu(config, needed, variables, facts["memory_bytes"], sizes)
     else:

@@ -1,17 +1,15 @@
-"""The values of a script's variables while it is read, and its words expanded with them. Runs nothing."""
+"""Expand the words of a script with the values of its variables. Runs nothing."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import fnmatch
-import operator
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from raydebug.commands.arithmetic import calculate
 from raydebug.commands.tokens import (
     NESTED_AT_MOST,
     Arithmetic,
@@ -22,9 +20,10 @@ from raydebug.commands.tokens import (
     Variable,
     Word,
     read_parts,
+    read_quoted,
     read_tokens,
 )
-from raydebug.trainers.config import expand_home
+from raydebug.commands.values import HELD, Values, readable
 
 _CASES: dict[str, Callable[[str], str]] = {
     ",,": str.lower,
@@ -32,109 +31,13 @@ _CASES: dict[str, Callable[[str], str]] = {
     ",": lambda text: text[:1].lower() + text[1:],
     "^": lambda text: text[:1].upper() + text[1:],
 }
-# Blanks in what could not be read are held as these, from Unicode's private use area, so that no word is split at them.
-_HELD = {ord(blank): 0xE000 + ord(blank) for blank in " \t\n"}
-_RELEASED = {held: blank for blank, held in _HELD.items()}
 # $(cat <<EOF ... EOF), whose output is its text.
 _CAT = re.compile(
     r"\s*cat\s*<<(?P<tabs>-?)\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)[ \t]*\n(?P<body>.*?)\n?[ \t]*(?P=end)\s*",
     re.DOTALL,
 )
-VALUE_CHARS_MAX = 64 * 1024  # no setting is longer; a value that doubles in each line is cut off here
-VALUE_WORDS_MAX = 4096
+_BRACES = re.compile(r"\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
 CUT_CHARS_MAX = 4096  # ${NAME%%PATTERN} tries the pattern at each length: 60,000 characters would take half a minute
-NUMBER_MAX = 10**15  # no batch size is larger
-_MATH: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-
-
-def readable(text: str) -> str:
-    """Return a text with the blanks of what could not be read as they are."""
-    return text.translate(_RELEASED)
-
-
-@dataclass
-class Values:
-    """What is known of a script's variables at one of its lines.
-
-    Args:
-        inherited: the environment that the script starts in.
-        script: its path.
-        source: the file that it sources, as it names it, while that is read.
-        arguments: `$1`, `$2` and so on.
-        folder: where it is.
-        doubts: what makes everything that follows uncertain.
-    """
-
-    inherited: dict[str, str]
-    script: str
-    arguments: list[str]
-    folder: Path
-    doubts: set[str] = field(default_factory=set)
-    variables: dict[str, str | list[str]] = field(default_factory=dict)
-    taints: dict[str, set[str]] = field(default_factory=dict)
-    exported: set[str] = field(default_factory=set)
-    exports_all: bool = False
-    overlay: dict[str, str] = field(default_factory=dict)
-    source: str = ""
-
-    def get(self, name: str) -> str | list[str] | None:
-        """Return a variable's value; None if it is not set."""
-        found = self.variables.get(name)
-        return self.inherited.get(name) if found is None else found
-
-    def assign(self, name: str, value: str | list[str], taints: set[str]) -> None:
-        """Set a variable; `taints` is what of the value could not be read."""
-        self.variables[name] = value
-        self.taints[name] = set(taints)
-        if self.exports_all:
-            self.exported.add(name)
-        self._keep_short(name)
-
-    def _keep_short(self, name: str) -> None:
-        value = self.variables[name]
-        chars = len(value) if isinstance(value, str) else sum(map(len, value))
-        if chars > VALUE_CHARS_MAX or (isinstance(value, list) and len(value) > VALUE_WORDS_MAX):
-            self.variables[name] = f"${name}"
-            self.taints[name].add(f"{name} is too long to be followed")
-
-    def assign_array(self, name: str, value: list[str], taints: set[str], *, appends: bool) -> None:
-        """Set an array, or lengthen it."""
-        before = self.get(name) if appends else None
-        old = [] if before is None else before if isinstance(before, list) else [before]
-        self.assign(name, [*old, *value], taints | (self.taints.get(name, set()) if appends else set()))
-
-    def append(self, name: str, value: str, taints: set[str]) -> None:
-        """Lengthen a text."""
-        before = self.get(name)
-        self.assign(name, (before if isinstance(before, str) else "") + value, taints | self.taints.get(name, set()))
-
-    def forget(self, name: str) -> None:
-        """Unset a variable."""
-        self.variables.pop(name, None)
-        self.inherited.pop(name, None)
-
-    def change_folder(self, target: str, taints: set[str], place: str) -> None:
-        """Go to another folder, if it is known which."""
-        if taints:
-            self.doubts = {*self.doubts, f"{place}: the folder of `cd {target}` is not known"}
-        else:
-            self.folder = self.folder / expand_home(target)
-
-    def environ(self) -> dict[str, str]:
-        """Return the environment of a program that starts here."""
-        mine = {
-            name: value
-            for name, value in self.variables.items()
-            if isinstance(value, str) and (name in self.exported or name in self.inherited)
-        }
-        return {name: readable(value) for name, value in {**self.inherited, **mine, **self.overlay}.items()}
 
 
 class Expander:
@@ -166,6 +69,11 @@ class Expander:
         finally:
             self._taints, self._unset_is_empty = before, False
 
+    def count(self, word: Word) -> int:
+        """Return how many words a word of a command becomes: none of an unquoted variable that is empty, or not set."""
+        with self._as_operand():
+            return len(self.fields(word))
+
     def is_set(self, name: str) -> bool:
         """Return whether a variable has a value."""
         return self._values.get(name) is not None
@@ -188,32 +96,61 @@ class Expander:
 
     def one(self, word: Word) -> str:
         """Return a word that is not split: the value of an assignment."""
-        return "".join(" ".join(self._part(part)) for part in self._with_home(word.parts))
+        parts = self._with_home(word.parts)
+        return "".join((" ".join if _is_list(part) else self._joined)(self._part(part)) for part in parts)
 
     def fields(self, word: Word) -> list[str]:
         """Return the words that a word becomes: none, one, or several where it is split."""
         done: list[str] = []
         current: str | None = None
-        for part in self._with_home(word.parts):
+        parts = tuple(inner for part in self._with_home(word.parts) for inner in self._chosen(part))
+        if _BRACES.search("".join(it.text if isinstance(it, Text) and not it.quoted else "\0" for it in parts)):
+            self._taints.add("a word with {...} is several words for bash, which are not followed")
+        for part in parts:
             pieces = self._part(part)
             if isinstance(part, Text) or (part.quoted and not _is_list(part)):
-                current = (current or "") + " ".join(pieces)  # of "$*" there are several
+                current = (current or "") + self._joined(pieces)  # of "$*" there are several
                 continue
-            split = pieces if part.quoted else [one for piece in pieces for one in piece.split()]
-            if not part.quoted and pieces and pieces[0][:1].isspace() and current is not None:
-                done.append(current)
-                current = None
-            for number, one in enumerate(split):
-                if number:
-                    done.append(current or "")
+            for number, piece in enumerate(pieces):
+                split = [piece] if part.quoted else self._split(piece)
+                if current is not None and (number or (len(split) > 1 and not split[0])):
+                    done.append(current)
                     current = None
-                current = (current or "") + one
+                words = [one for one in split if one or part.quoted]
+                if words:
+                    done += [(current or "") + words[0], *words[1:]]
+                    current = done.pop() if part.quoted or split[-1] else None
         return [*done, current] if current is not None else done
+
+    def _chosen(self, part: Part, depth: int = 0) -> tuple[Part, ...]:
+        """Return the parts of an unquoted variable's default, if that is taken: it may have quotes of its own."""
+        if not isinstance(part, Variable) or part.quoted or part.operator not in (":-", "-", ":+", "+"):
+            return (part,)
+        value = self._looked_up(part)
+        is_set = value is not None and (not part.operator.startswith(":") or value not in ([""], []))
+        if is_set != part.operator.endswith("+") or not any(sign in part.argument for sign in "'\"") or depth > 1:
+            return (part,)
+        default = self._with_home(read_parts(part.argument))
+        return tuple(inner for one in default for inner in self._chosen(one, depth + 1))
+
+    def _split(self, text: str) -> list[str]:
+        """Return the words of a text that is not quoted; an empty one at an end is a blank there."""
+        separators = self._values.get("IFS")
+        if not isinstance(separators, str):
+            separators = " \t\n"
+        elif set(separators) - set(" \t\n") & set(text):
+            self._taints.add("IFS is not what it is at first: how a value is split is not followed")
+        return re.split(f"[{re.escape(separators)}]+", text) if separators else [text]
+
+    def _joined(self, pieces: list[str]) -> str:
+        """Return the elements of a list as one text."""
+        separators = self._values.get("IFS")
+        return (separators[:1] if isinstance(separators, str) else " ").join(pieces)
 
     def _unread(self, source: str, why: str) -> str:
         """Return a placeholder for what could not be read, and note why; it is never split."""
         self._taints.add(why)
-        return source.translate(_HELD)
+        return source.translate(HELD)
 
     def _part(self, part: Part) -> list[str]:
         if isinstance(part, Text):
@@ -235,6 +172,8 @@ class Expander:
             found = self._looked_up(part)
             of_list = _is_list(part) or part.index == "*"
             return [str(len(found if of_list else "".join(found[:1])) if found else 0)]
+        if part.operator == "indirect" and part.index in ("@", "*"):  # the keys of an array
+            return [self._unread(part.source, f"{part.source} was not read")]
         if part.operator == "indirect":
             named = self._looked_up(part)
             if not named or not re.fullmatch(r"\w+", named[0]):
@@ -248,12 +187,12 @@ class Expander:
             if lacking and part.operator in (":?", "?"):
                 return [self._unread(part.source, f"{part.name} is not set, and the script needs it")]
             if lacking:
-                value = [self._argument(part.argument)]
+                value = [self._default(part)]
                 if part.operator in (":=", "="):
                     self._values.assign(part.name, value[0], set())
         elif part.operator in (":+", "+"):
             filled = value is not None and (part.operator == "+" or value not in ([""], []))
-            return [self._argument(part.argument)] if filled else [""]
+            return [self._default(part)] if filled else [""]
         elif part.operator in ("#", "##", "%", "%%") and value is not None:
             if any(len(one) > CUT_CHARS_MAX for one in value):
                 return [self._unread(part.source, f"{part.source}: the value is too long to be cut")]
@@ -299,16 +238,25 @@ class Expander:
             return [str(values.folder)]
         if name in "?$!-":
             return [self._unread(part.source, f"${name} is known to a run only")]
+        if name in values.keyed:
+            return [self._unread(part.source, f"{name} is an array with keys, which are not followed")]
         found = values.get(name)
         if found is None:
             return None
         self._taints |= values.taints.get(name, set())
-        if isinstance(found, str):
-            return [found]
+        elements = [found] if isinstance(found, str) else found
         if part.index in ("@", "*"):
-            return list(found)
-        at = int(part.index) if part.index.isdigit() else 0
-        return [found[at]] if at < len(found) else None
+            return list(elements)
+        number = self.number(part.index) if part.index else 0
+        if number is None:
+            return [self._unread(part.source, f"{part.source} was not read")]
+        return [elements[number]] if -len(elements) <= number < len(elements) else None
+
+    def _default(self, part: Variable) -> str:
+        """Return the default of a variable, whose quotes are those of the word around it."""
+        if not part.quoted:
+            return self._argument(part.argument)
+        return "".join(self._joined(self._part(inner)) for inner in read_quoted(part.argument))
 
     def _argument(self, text: str) -> str:
         return "".join(" ".join(self._part(part)) for part in self._with_home(read_parts(text)))
@@ -320,10 +268,15 @@ class Expander:
             return (Text(home + first.text[1:], quoted=False), *parts[1:])
         return parts
 
+    def number(self, expression: str) -> int | None:
+        """Return the result of a plain calculation; None where there is none, with a note."""
+        result = self._arithmetic(expression)
+        return int(result) if result.lstrip("-").isdigit() else None
+
     def _arithmetic(self, expression: str) -> str:
         """Return the result of a plain calculation; the expression itself where it is none."""
         text = self._argument(expression)
-        names = re.sub(r"[A-Za-z_]\w*", lambda name: self._number_of(name[0]), text)
+        names = re.sub(r"(?<!\w)[A-Za-z_]\w*", lambda name: self._number_of(name[0]), text)
         result = calculate(names)
         if result is None:
             return self._unread(f"$(({expression}))", f"$(({expression})) was not calculated")
@@ -392,24 +345,3 @@ def _cut(text: str, sign: str, pattern: str) -> str:
         if fnmatch.fnmatchcase(piece, pattern):
             return text[length:] if sign[0] == "#" else text[: len(text) - length]
     return text
-
-
-def calculate(expression: str) -> int | None:
-    """Return the value of a plain calculation; None for anything else."""
-    try:
-        return _value_of(ast.parse(expression.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-        return None
-
-
-def _value_of(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_value_of(node.operand)
-    if isinstance(node, ast.BinOp) and type(node.op) in _MATH:
-        result = _MATH[type(node.op)](_value_of(node.left), _value_of(node.right))
-        if abs(result) > NUMBER_MAX:
-            raise ValueError("too large")
-        return result
-    raise ValueError("no plain calculation")

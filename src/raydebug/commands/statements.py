@@ -9,17 +9,46 @@ written, and gets a note.
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import functools
 import itertools
+import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from raydebug.commands.conditions import decide_condition, decide_test
-from raydebug.commands.expand import Expander, Values
-from raydebug.commands.tokens import Array, Condition, Document, Operator, Text, Token, Unreadable, Word, read_tokens
+from raydebug.commands.arithmetic import assigned_names, assignment
+from raydebug.commands.assignments import Assignment, Parts, assignment_of, declared_name, has_keys
+from raydebug.commands.blocks import (
+    CLOSE,
+    LOOPS,
+    STRUCTURE,
+    Block,
+    end_of_group,
+    end_of_subshell,
+    exits,
+    exits_of_case,
+    is_here,
+    name_of,
+    past,
+    past_pattern,
+)
+from raydebug.commands.conditions import decide_condition, decide_test, matches
+from raydebug.commands.expand import Expander
+from raydebug.commands.tokens import (
+    NESTED_AT_MOST,
+    Arithmetic,
+    Array,
+    Condition,
+    Document,
+    Operator,
+    Text,
+    Token,
+    Unreadable,
+    Word,
+    read_tokens,
+)
+from raydebug.commands.values import Saved, Values
 from raydebug.settings.files import NotPlainText, decode, read_bounded
 
 EVALS_AT_MOST = 8  # evals, functions and sourced files in one another
@@ -29,16 +58,11 @@ TOKENS_MAX, TOKENS_OF_ONE = 300_000, 100  # and so many for each time
 SCRIPT_BYTES_MAX = 256 * 1024
 ITERATIONS_MAX = 256  # of all loops of a script together
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
-_LOOPS = ("for", "while", "until", "select")
 _CHAINS = ("&&", "||")
-_CLOSE = ("fi", "done", "esac", "}")
-_PASSED = ("time", "exec", "command", "nohup", "builtin")
-_STRUCTURE = frozenset(("if", "then", "elif", "else", "case", "{", "function", "do", "!", *_LOOPS, *_CLOSE, *_PASSED))
 _BLANK_WORDS = ((Text(" ", quoted=True),), (Text("\t", quoted=True),))  # of a backslash that continues no line
 _DECLARING = ("export", "declare", "local", "readonly", "typeset")
 
 Run: TypeAlias = Callable[[Values, list[str], frozenset[str]], None]
-Parts: TypeAlias = Word | Array | Condition | Document
 
 
 @dataclass
@@ -61,34 +85,6 @@ class Choices:
         return taken
 
 
-@dataclass
-class _Block:
-    """An open `if`, `case`, loop or group.
-
-    Args:
-        runs: whether its commands run.
-        done: whether a branch was taken, or the loop has ended.
-        doubt: the place of the condition that was not decided; empty if there is none.
-        start: index of the loop's condition or body.
-        word: what `case` compares; None where it is not known.
-        branch: that of a `case` that was chosen, and how many were passed.
-        values: that a `for` has not taken yet.
-    """
-
-    kind: str
-    place: str
-    runs: bool = True
-    done: bool = False
-    doubt: str = ""
-    start: int = 0
-    word: str | None = None
-    branch: int = -1
-    passed: int = 0
-    name: str = ""
-    values: list[str] = field(default_factory=list)
-    rounds: int = 0
-
-
 class Statements:
     """Reads the tokens of a script, command by command.
 
@@ -103,9 +99,10 @@ class Statements:
         self._values = values
         self._expand = Expander(values)
         self._run = run
-        self._blocks: list[_Block] = []
+        self._blocks: list[Block] = []
         self._status: bool | None = True
         self._connector = ""
+        self._is_piped = False  # behind `|`: in a process of its own
         self._negated = False
         self._ended = False
         self._rounds = 0  # of all loops
@@ -114,6 +111,9 @@ class Statements:
         self._depth = self._tokens_read = 0  # of evals, functions and sourced files
         self._functions: dict[str, tuple[str, list[Token]]] = {}  # the sourced file, and the body
         self._called: set[str] = set()
+        self._subshells: list[Block] = []
+        self._replaces = False  # `exec`: the command runs in the shell's place
+        self._locals: list[dict[str, Saved]] = []  # of each function that is called: what its locals were before
 
     def read(self, tokens: list[Token]) -> None:
         """Read all statements; a function of the script that nobody calls is read at the end, as somebody may."""
@@ -132,25 +132,33 @@ class Statements:
             token = tokens[at]
             at += 1
             if not isinstance(token, Operator):
-                if not command and isinstance(token, Word) and token.plain in _STRUCTURE:
+                if not command and isinstance(token, Word) and token.plain in STRUCTURE:
                     at = self._structure(token.plain, token.line, tokens, at)
                 else:
                     command.append(token)
                 continue
-            if token.text == "(" and len(command) == 1 and _is(tokens[at : at + 1], ")"):
-                at = self._define(_name_of(command[0]), tokens, at + 1)  # NAME () { ... }
+            if token.text == "(" and len(command) == 1 and is_here(tokens, at, ")"):
+                at = self._define(name_of(command[0]), tokens, at + 1)  # NAME () { ... }
                 command = []
                 continue
+            if token.text == "\n" and not command and (self._connector or self._is_piped):
+                continue  # the line ends behind && or |
             self._finish(command, piped=token.text in ("|", "|&"))
             command = []
+            if token.text == "(":
+                self._open_group(token, tokens, at)
+                continue
+            if token.text == ")":
+                self._close_subshell(tokens, at)
             self._connector = token.text if token.text in _CHAINS else ""
+            self._is_piped = token.text in ("|", "|&")
             if token.text in (";;", ";&", ";;&") and self._blocks and self._blocks[-1].kind == "case":
                 at = self._next_pattern(tokens, at)
         self._finish(command, piped=False)
 
     @property
     def _runs(self) -> bool:
-        return all(block.runs for block in self._blocks)
+        return all(block.runs for block in (*self._blocks, *self._subshells))
 
     @property
     def _doubt(self) -> str:
@@ -164,14 +172,21 @@ class Statements:
     def _structure(self, word: str, line: int, tokens: list[Token], at: int) -> int:
         """Open, turn or close a block of the script; return the index of the next statement."""
         block = self._blocks[-1] if self._blocks else None
-        if word in ("if", "while", "until", "{"):
-            self._blocks.append(_Block(word, self._place(line), start=at))
+        if word == "{":
+            self._open_group(tokens[at - 1], tokens, at)
+        elif word == "}" and block is not None and block.kind != "function":
+            self._blocks.pop()
+            self._end_group(block, tokens, at)
+        elif word in ("if", "while", "until"):
+            self._blocks.append(Block(word, self._place(line), start=at))
         elif word in ("for", "select"):
             return self._loop(word, line, tokens, at)
         elif word == "case":
             return self._case(line, tokens, at)
         elif word == "function":
-            return self._define(_name_of(tokens[at]) if at < len(tokens) else "", tokens, at + 1)
+            return self._define(name_of(tokens[at]) if at < len(tokens) else "", tokens, at + 1)
+        elif word == "exec":
+            self._replaces = True
         elif word == "!":
             self._negated = not self._negated
         elif block is not None and word in ("then", "elif", "else"):
@@ -180,11 +195,44 @@ class Statements:
             self._begin_round(block)
         elif block is not None and word == "done" and self._again(block):
             return block.start
-        elif word in _CLOSE:
+        elif word in CLOSE:
             del self._blocks[-1:]
         return at
 
-    def _branch(self, block: _Block, word: str, tokens: list[Token], at: int) -> None:
+    def _open_group(self, token: Token, tokens: list[Token], at: int) -> None:
+        """Open `{` or `(`: it runs if the condition before it holds, and a subshell has values of its own."""
+        group = Block(name_of(token) or "(", self._place(token.line), negated=self._negated)
+        if (self._connector == "&&" and self._status is False) or (self._connector == "||" and self._status is True):
+            group.runs = False
+        elif self._connector and self._status is None:
+            group.kind, group.doubt = self._connector, group.place
+        if isinstance(token, Operator):
+            if len(self._subshells) == NESTED_AT_MOST:
+                raise Unreadable(token.line, f"more than {NESTED_AT_MOST} subshells in one another")
+            group.saved = self._values.copied() if self._runs and group.runs else self._values
+            self._subshells.append(group)
+        self._connector, self._negated = "", False
+        self._blocks.append(group)
+
+    def _close_subshell(self, tokens: list[Token], at: int) -> None:
+        """Close the innermost subshell of the script or function that is read, and forget what it has changed."""
+        if not self._subshells or all(block is not self._subshells[-1] for block in self._blocks):
+            return
+        group = self._subshells.pop()
+        del self._blocks[next(n for n, block in enumerate(self._blocks) if block is group) :]
+        assert group.saved is not None
+        self._values.restore(group.saved)
+        self._end_group(group, tokens, at)
+
+    def _end_group(self, group: Block, tokens: list[Token], at: int) -> None:
+        """Keep the status of a group: that of its last command, if it is known whether it ran."""
+        is_piped = is_here(tokens, at, "|") or is_here(tokens, at, "|&")
+        if group.doubt or (is_piped and group.runs):
+            self._status = None
+        elif group.negated and group.runs and self._status is not None:
+            self._status = not self._status
+
+    def _branch(self, block: Block, word: str, tokens: list[Token], at: int) -> None:
         """Take a branch of an `if`, or pass it."""
         if word != "then":
             block.runs = not block.done
@@ -197,10 +245,10 @@ class Statements:
         if holds is None:
             place = block.place = self._place(tokens[at - 1].line) if block.doubt else block.place
             block.doubt = place
-            holds = self._choices.choose(place, [_exits(tokens, at), False]) == 0
+            holds = self._choices.choose(place, [exits(tokens, at), False]) == 0
         block.runs = block.done = holds
 
-    def _begin_round(self, block: _Block) -> None:
+    def _begin_round(self, block: Block) -> None:
         """Begin the body of a loop; one whose condition is not decided is read once."""
         if block.kind in ("for", "select"):
             return
@@ -209,7 +257,7 @@ class Statements:
             block.doubt, block.done = block.place, True
         block.runs = holds is not False
 
-    def _again(self, block: _Block) -> bool:
+    def _again(self, block: Block) -> bool:
         """Return whether the body of a loop is read once more."""
         block.rounds += 1
         if block.kind in ("for", "select"):
@@ -230,10 +278,10 @@ class Statements:
 
     def _loop(self, kind: str, line: int, tokens: list[Token], at: int) -> int:
         """Open a `for`; its variable gets one value after the other, and the first one has a note."""
-        ends = (n for n in range(at, len(tokens)) if isinstance(tokens[n], Operator) or _is(tokens[n:], "do"))
+        ends = (n for n in range(at, len(tokens)) if isinstance(tokens[n], Operator) or is_here(tokens, n, "do"))
         end = next(ends, len(tokens))
-        start = _past(tokens, end, "do")
-        block = _Block(kind, self._place(line), start=start)
+        start = past(tokens, end, "do")
+        block = Block(kind, self._place(line), start=start)
         head = [token for token in tokens[at:end] if isinstance(token, Word)]
         if self._runs and head and (name := head[0].plain):
             values = [one for word in head[2:] for one in self._expand.fields(word)]
@@ -246,48 +294,63 @@ class Statements:
 
     def _case(self, line: int, tokens: list[Token], at: int) -> int:
         """Open a `case`, and go to its first pattern."""
-        inner = _past(tokens, at, "in")
-        block = _Block("case", self._place(line), start=inner)
+        inner = past(tokens, at, "in")
+        block = Block("case", self._place(line), start=inner)
         if self._runs and isinstance(subject := tokens[at], Word):
             block.word = self._expand.operand(subject)
             if block.word is None:
                 block.doubt = block.place
-                block.branch = self._choices.choose(block.place, _exits_of_case(tokens, inner))
+                block.branch = self._choices.choose(block.place, exits_of_case(tokens, inner))
         self._blocks.append(block)
         return self._next_pattern(tokens, inner)
 
     def _next_pattern(self, tokens: list[Token], at: int) -> int:
         """Decide whether the next branch of a `case` is taken; return where its commands begin, or `esac`."""
         block = self._blocks[-1]
-        end = _past_pattern(tokens, at)
-        if _is(tokens[end : end + 1], "esac"):
+        end = past_pattern(tokens, at)
+        if is_here(tokens, end, "esac"):
             return end
         patterns = [token for token in tokens[at:end] if isinstance(token, Word)]
         if block.done:
-            block.runs = False
+            block.runs = block.runs and is_here(tokens, at - 1, ";&")
         elif block.word is None:
             block.runs = block.done = block.passed == block.branch
         else:
-            texts = [self._expand.operand(pattern) for pattern in patterns]
-            block.runs = block.done = any(text is not None and fnmatch.fnmatchcase(block.word, text) for text in texts)
+            word = block.word
+            block.runs = block.done = any(matches(word, pattern, self._expand) for pattern in patterns)
         block.passed += 1
         return end
 
     def _define(self, name: str, tokens: list[Token], at: int) -> int:
-        """Keep the body of a function; return the index behind it."""
-        start = _past(tokens, at, "{")
-        end = _end_of_group(tokens, start)
+        """Keep the body of a function, a group or a subshell; return the index behind it."""
+        at += 2 if is_here(tokens, at, "(") and is_here(tokens, at + 1, ")") else 0  # function NAME ()
+        while is_here(tokens, at, "\n"):
+            at += 1
+        if is_here(tokens, at, "{"):
+            end = end_of_group(tokens, at + 1)
+            body = tokens[at + 1 : end]
+        elif is_here(tokens, at, "("):
+            end = end_of_subshell(tokens, at + 1)
+            body = tokens[at : end + 1]
+        else:
+            return at
         if self._runs:
-            self._functions[name] = self._values.source, tokens[start:end]
+            self._functions[name] = self._values.source, body
         return end + 1
 
     def _call(self, name: str, arguments: list[str]) -> None:
         """Read the body of a function, with its arguments."""
         self._called.add(name)
         source, body = self._functions[name]
-        if self._may_read(body):
+        if not self._may_read(body):
+            return
+        self._locals.append({})
+        try:
             with self._entered(source, arguments):
                 self._read([*body, Operator(";", 0)])
+        finally:
+            for local, saved in self._locals.pop().items():
+                self._values.restore_variable(local, saved)
 
     def _source(self, argv: list[str], place: str) -> bool | None:
         """Read a file as if it stood here, with arguments of its own if some are given; one that cannot be is a note.
@@ -300,7 +363,9 @@ class Statements:
             self._values.doubts.add(unknown)
             return None
         try:
-            tokens = _tokens_of(read_script(self._values.folder / name))
+            text, doubts = read_script(self._values.folder / name)
+            tokens = _tokens_of(text)
+            self._values.doubts |= doubts
             if not self._may_read(tokens):
                 raise Unreadable(0, "too many files source one another")
             with self._entered(name, arguments or self._values.arguments):
@@ -320,21 +385,23 @@ class Statements:
     def _entered(self, source: str, arguments: list[str]) -> Iterator[None]:
         """Be inside a function or a sourced file, until its end or a `return`."""
         values = self._values
-        before = values.source, values.arguments, self._blocks
-        values.source, values.arguments, self._blocks = source, arguments, [_Block("function", "", doubt=self._doubt)]
+        before, subshells = (values.source, values.arguments, self._blocks), len(self._subshells)
+        values.source, values.arguments, self._blocks = source, arguments, [Block("function", "", doubt=self._doubt)]
         self._depth += 1
         try:
             yield
         except _Returned:
             self._status = None
         finally:
+            while len(self._subshells) > subshells:
+                values.restore(self._subshells.pop().saved or values)
             self._depth -= 1
             values.source, values.arguments, self._blocks = before
 
     def _finish(self, command: list[Parts], *, piped: bool) -> None:
         """Follow one simple command, if it runs. Assignments before a program hold for it alone."""
-        connector, negated = self._connector, self._negated
-        self._negated = False
+        connector, negated, replaces = self._connector, self._negated, self._replaces
+        self._negated = self._replaces = False
         if not command or not self._runs:
             return
         if (connector == "&&" and self._status is False) or (connector == "||" and self._status is True):
@@ -342,23 +409,27 @@ class Statements:
         doubtful = bool(connector) and self._status is None
         if doubtful:
             place = self._place(command[0].line)
-            self._blocks.append(_Block(connector, place, doubt=place))
+            self._blocks.append(Block(connector, place, doubt=place))
         try:
             status = self._simple(command)
         finally:
             if doubtful:
                 self._blocks.pop()
+        if replaces and not (piped or self._is_piped or doubtful) and any(_is_program(word) for word in command):
+            self._leave("exit", [], "")
         status = None if piped or doubtful else status
         self._status = status if status is None or not negated else not status
 
     def _simple(self, command: list[Parts]) -> bool | None:
         """Follow one command; return whether it succeeds, None where that is not known."""
         if isinstance(command[0], Condition):
+            if command[0].is_arithmetic and assigned_names(command[0].text):
+                return self._calculate(command[0].text, command[0].line)
             return decide_condition(command[0], self._expand)
         before = self._values.overlay
-        assignments = [*itertools.takewhile(bool, map(_assignment, command))]
-        for assignment in assignments:
-            self._assign(assignment, alone=len(assignments) == len(command))
+        assignments = [*itertools.takewhile(bool, map(assignment_of, command))]
+        for assigned in assignments:
+            self._assign(assigned, alone=len(assignments) == len(command))
         words = [word for word in command[len(assignments) :] if isinstance(word, Word)]
         if not words:
             return True
@@ -380,20 +451,27 @@ class Statements:
         self._values.overlay = before
         return status
 
-    def _assign(self, assigned: Array | _Assignment | None, *, alone: bool) -> None:
+    def _assign(self, assigned: Array | Assignment | None, *, alone: bool) -> None:
         """Evaluate an assignment that stands alone, or one before a program."""
         assert assigned is not None
         name = assigned.name
         if any(block.kind in _CHAINS for block in self._blocks) and self._values.get(name) not in (None, ""):
-            self._values.taints.setdefault(name, set()).add(self._undecided(name))
+            self._values.taints[name] = {*self._values.taints.get(name, ()), self._undecided(name)}
             return
         doubt = {self._undecided(name)} if self._doubt else set()
+        if isinstance(assigned, Array) and has_keys(assigned):
+            self._values.keyed.add(name)
         if isinstance(assigned, Array):
             fields = [one for word in assigned.words for one in self._expand.fields(word)]
             self._values.assign_array(name, fields, self._expand.taken() | doubt, appends=assigned.appends)
             return
         value = self._expand.one(assigned.value)
         taken = self._expand.taken() | doubt
+        if assigned.index is not None:
+            number = self._expand.number(self._expand.one(assigned.index))
+            taken |= self._expand.taken()
+            self._values.assign_element(name, number, value, taken, appends=assigned.appends)
+            return
         if not alone:
             self._values.overlay = {**self._values.overlay, name: value}
         elif assigned.appends:
@@ -401,14 +479,37 @@ class Statements:
         else:
             self._values.assign(name, value, taken)
 
+    def _calculate(self, text: str, line: int) -> bool | None:
+        """Follow `(( ... ))` or `let` that assigns; what cannot be calculated leaves a note about each variable."""
+        pair = assignment(text)
+        if pair is not None and assigned_names(text) == {pair[0]}:
+            value = self._expand.number(pair[1])
+            if not self._expand.taken() and value is not None:
+                self._assign(Assignment(pair[0], False, Word((Text(str(value), quoted=True),), line), line), alone=True)
+                return value != 0 if "=" in text else None  # N++ is what N was before
+        for name in assigned_names(text):
+            why = f"{self._place(line)}: what it sets {name} to was not calculated"
+            self._values.taints[name] = {*self._values.taints.get(name, ()), why}
+            self._values.variables.setdefault(name, f"${name}")
+        return None
+
     def _undecided(self, name: str) -> str:
         return f"{name} depends on a condition ({self._doubt}), which was not decided"
 
     def _declare(self, first: Word, words: list[Parts]) -> None:
         """Assign what `export` and its like name, and export it."""
+        options = "".join(name_of(word) for word in words if isinstance(word, Word) and name_of(word).startswith("-"))
+        makes_local = self._locals and first.plain in ("local", "declare", "typeset") and "g" not in options
         for word in words:
             names = [word.plain or ""]
-            if assigned := _assignment(word):
+            if makes_local and (name := declared_name(word)) and name not in self._locals[-1]:
+                self._locals[-1][name] = self._values.saved_variable(name)
+                if not assignment_of(word):
+                    self._values.assign(name, [], set())  # as one that is not set
+            if assigned := assignment_of(word):
+                if "i" in options and isinstance(assigned, Assignment):
+                    text = self._expand.one(assigned.value)
+                    assigned = replace(assigned, value=Word((Arithmetic(text, quoted=True),), word.line))
                 self._assign(assigned, alone=True)
                 names = [assigned.name]
             elif isinstance(word, Word) and word.plain is None:  # "NAME=VALUE", $(cat .env)
@@ -419,6 +520,8 @@ class Statements:
                         self._values.assign(name, value, taken)
                 if taken and not names:
                     self._values.doubts.add(f"{self._place(first.line)}: what {first.plain} sets is not known here")
+            if "A" in options:
+                self._values.keyed.update(name for name in names if name.isidentifier())
             if first.plain == "export":
                 self._values.exported.update(filter(None, names))
 
@@ -426,12 +529,14 @@ class Statements:
         """Apply a shell builtin to the script's values; report any other command. Return whether it succeeds."""
         program, *rest = argv
         place = self._place(words[0].line)
-        loops = [block for block in self._blocks if block.kind in _LOOPS]
+        loops = [block for block in self._blocks if block.kind in LOOPS]
         if program in self._functions:
             self._call(program, rest)
             return None
         if program == "cd":
             self._values.change_folder(rest[-1] if rest else "~", notes, place)
+        elif program in ("pushd", "popd"):
+            self._values.push_folder(argv, notes, place)
         elif program == "unset":
             for name in rest:
                 self._values.forget(name)
@@ -443,9 +548,14 @@ class Statements:
             self._set(rest)
         elif program in ("exit", "return"):
             self._leave(program, rest, place)
+            return rest[:1] in ([], ["0"])
         elif program in ("break", "continue") and loops:
             loops[-1].runs = False
             loops[-1].done |= program == "break"
+        elif program == "let":
+            for expression in rest:
+                self._calculate(expression, words[0].line)
+            return None
         elif program in ("true", ":", "false"):
             return program != "false"
         elif program == "eval":
@@ -480,6 +590,9 @@ class Statements:
         """Leave a function, a sourced file, or the script; where it complains about its call, it is read on."""
         if self._doubt:
             return
+        if self._subshells and (program == "exit" or any(block is self._subshells[-1] for block in self._blocks)):
+            self._subshells[-1].runs = False  # it alone ends
+            return
         if program == "return" and any(block.kind == "function" for block in self._blocks):
             raise _Returned
         if program == "exit" and rest[:1] not in ([], ["0"]):
@@ -500,38 +613,17 @@ class _Returned(Exception):
     """A function or a sourced file has returned."""
 
 
-@dataclass(frozen=True)
-class _Assignment:
-    """`NAME=VALUE` or `NAME+=VALUE`."""
-
-    name: str
-    appends: bool
-    value: Word
-    line: int
-
-
-def _assignment(word: Parts) -> Array | _Assignment | None:
-    """Return what a word assigns; None for another word."""
-    if isinstance(word, Array):
-        return word
-    first = word.parts[0] if isinstance(word, Word) and word.parts else None
-    if not isinstance(word, Word) or not isinstance(first, Text) or first.quoted:
-        return None
-    target, sign, rest = first.text.partition("=")
-    name = target.removesuffix("+")
-    if not sign or not name.isidentifier():
-        return None
-    value = Word((Text(rest, quoted=False), *word.parts[1:]) if rest else word.parts[1:], word.line)
-    return _Assignment(name, target != name, value, word.line)
-
-
-def read_script(file: Path) -> str:
-    """Return the text of a script.
+def read_script(file: Path) -> tuple[str, set[str]]:
+    """Return the text of a script, and what makes all of it uncertain.
 
     Raises:
         NotPlainText: it is missing, too big, or no text.
     """
-    return decode(read_bounded(file, bytes_max=SCRIPT_BYTES_MAX, what="a script")).replace("\r\n", "\n")
+    text = decode(read_bounded(file, bytes_max=SCRIPT_BYTES_MAX, what="a script"))
+    if "\r\n" not in text:
+        return text, set()
+    why = f"{file.name} has line ends of Windows, with which bash runs another command"
+    return text.replace("\r\n", "\n"), {f"{why}: sed -i 's/\\r$//' {shlex.quote(str(file))}"}
 
 
 @functools.lru_cache(maxsize=32)
@@ -539,73 +631,11 @@ def _tokens_of(text: str) -> list[Token]:
     return read_tokens(text)
 
 
-def _is(tokens: list[Token], text: str) -> bool:
-    """Return whether the first of these tokens is an operator, or a plain word."""
-    return any((token.text if isinstance(token, Operator) else token.plain) == text for token in tokens[:1])
-
-
-def _past(tokens: list[Token], at: int, text: str) -> int:
-    """Return the index behind the next operator or plain word of this text."""
-    return next((n + 1 for n in range(at, len(tokens)) if _is(tokens[n : n + 1], text)), len(tokens))
-
-
-def _past_pattern(tokens: list[Token], at: int) -> int:
-    """Return where the commands behind a pattern of `case` begin; at `esac` there is none."""
-    for n in range(at, len(tokens)):
-        if _is(tokens[n : n + 1], "esac"):
-            return n
-        if _is(tokens[n : n + 1], ")"):
-            return n + 1
-    return len(tokens)
-
-
-def _name_of(token: Token) -> str:
-    return (token.plain or "") if isinstance(token, Word) else ""
+def _is_program(word: Parts) -> bool:
+    """Return whether a word of `exec` is one of a command, and not `{FD}`, which a redirection follows."""
+    return isinstance(word, Word) and not assignment_of(word) and not name_of(word).startswith("{")
 
 
 def _shell_at(argv: list[str]) -> int:
     """Return the index of the shell in a command; its length without one."""
     return next((at for at, word in enumerate(argv) if Path(word).name in SHELLS), len(argv))
-
-
-def _walk(tokens: list[Token], at: int) -> Iterator[tuple[int, int, str]]:
-    """Yield index, depth and text of each word that begins a command, and of each separator, from an index on."""
-    depth, begins = 0, True
-    for n in range(at, len(tokens)):
-        token = tokens[n]
-        text = token.text if isinstance(token, Operator) else token.plain or ""
-        if isinstance(token, Operator) or begins:
-            if not isinstance(token, Operator) and text in _CLOSE:
-                depth -= 1
-            yield n, depth, text
-            if not isinstance(token, Operator) and text in ("if", "case", "{", "for", "while", "until", "select"):
-                depth += 1
-        begins = isinstance(token, Operator) or (begins and text in _STRUCTURE)
-
-
-def _exits(tokens: list[Token], at: int) -> bool:
-    """Return whether the branch that begins here ends the script."""
-    for _, depth, text in _walk(tokens, at):
-        if depth < 0 or (depth == 0 and text in ("elif", "else", ";;")):
-            return False
-        if depth == 0 and text in ("exit", "return"):
-            return True
-    return False
-
-
-def _exits_of_case(tokens: list[Token], at: int) -> list[bool]:
-    """Return of each branch of a `case` whether it ends the script; `at` is its first pattern."""
-    found = []
-    while not _is(tokens[(begin := _past_pattern(tokens, at)) : begin + 1], "esac") and begin < len(tokens):
-        found.append(_exits(tokens, begin))
-        ends = ((n, text) for n, depth, text in _walk(tokens, begin) if depth < 0 or (depth == 0 and text == ";;"))
-        n, text = next(ends, (len(tokens), ""))
-        if text != ";;":
-            break
-        at = n + 1
-    return found or [False]
-
-
-def _end_of_group(tokens: list[Token], at: int) -> int:
-    """Return the index of the `}` that closes the group whose commands begin here."""
-    return next((n for n, depth, _ in _walk(tokens, at) if depth < 0), len(tokens))

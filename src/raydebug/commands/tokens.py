@@ -19,8 +19,11 @@ _REDIRECTION = re.compile(r"<<<|<<-|<<|&>>|&>|>>|>&|>\||<&|<>|[<>]")
 # A run of ordinary characters, or the one that is there.
 _ORDINARY = re.compile(r"[^\s\\'\"$`;&|()<>]+|.", re.DOTALL)
 _ORDINARY_IN_QUOTES = re.compile(r"[^\"\\$`]+|.", re.DOTALL)
+_ANSI_QUOTED = re.compile(r"\$'((?:\\.|[^'\\])*)'", re.DOTALL)
+_ANSI = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
 _QUOTE, _BLANKS, _LINE = re.compile(r"\$?'"), re.compile(r"[ \t]*"), re.compile(r"[^\n]*")
 _VARIABLE = re.compile(r"\$([A-Za-z_]\w*|[@*#?$!0-9-])")
+_END_OF_CONDITION = re.compile(r"\s\]\]")
 _ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\(")
 _BRACED = re.compile(r"(?P<name>[A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[(?P<index>[^\]]*)\])?(?P<rest>.*)", re.DOTALL)
 NESTED_AT_MOST = 32  # quotes in $(...) in quotes, and expansions in expansions: scripts have three or four
@@ -150,6 +153,11 @@ def read_parts(text: str) -> tuple[Part, ...]:
     return _Reader(text).word(until="")
 
 
+def read_quoted(text: str) -> tuple[Part, ...]:
+    """Return the parts of the default in `"${NAME:-default}"`: single quotes stand for themselves there."""
+    return _Reader(text).default_in_quotes()
+
+
 class _Reader:
     """Reads one text from front to back."""
 
@@ -197,7 +205,7 @@ class _Reader:
             self._at = array.end()
             return Array(array[1], bool(array[2]), tuple(self._array_words()), line)
         word = Word(self.word(until=_META), line)
-        return Condition(self._find("]]", "[["), False, line) if word.plain == "[[" else word
+        return Condition(self._condition(), False, line) if word.plain == "[[" else word
 
     def _array_words(self) -> Iterator[Word]:
         while self._match(_SKIPPED_IN_ARRAY) or not self._take(")"):
@@ -213,6 +221,9 @@ class _Reader:
             here = self._text[self._at]
             if here == "\\":
                 self._escaped(parts)
+            elif quoted := self._match(_ANSI_QUOTED):
+                text = re.sub(r"\\(.)", lambda found: _ANSI.get(found[1], found[1]), quoted[2:-1], flags=re.DOTALL)
+                parts.append(Text(text, quoted=True))
             elif quote := self._match(_QUOTE):
                 parts.append(Text(self._find("'", quote), quoted=True))
             elif self._take('"'):
@@ -248,6 +259,20 @@ class _Reader:
                 parts.append(Text(self._match(_ORDINARY_IN_QUOTES), quoted=True))
         raise Unreadable(begun, "a quote is not closed")
 
+    def default_in_quotes(self) -> tuple[Part, ...]:
+        parts: list[Part] = []
+        while self._at < len(self._text):
+            here = self._text[self._at]
+            if self._take('"'):
+                continue
+            if here == "\\" and self._text[self._at + 1 : self._at + 2] in ("$", "`", '"', "\\", "\n", "}"):
+                self._escaped(parts)
+            elif here in "$`":
+                parts.append(self._expansion(quoted=True))
+            else:
+                parts.append(Text(self._match(_ORDINARY_IN_QUOTES), quoted=True))
+        return tuple(parts)
+
     def _expansion(self, *, quoted: bool) -> Part:
         if self._take("`"):
             return Output(self._find("`", "`"), quoted)
@@ -271,6 +296,8 @@ class _Reader:
                 return self._text[begun : self._at - len(closing)]
             if self._take('"'):
                 self._in_quotes()
+                continue
+            if opening[-1] != "{" and self._match(_ANSI_QUOTED):
                 continue
             if here == "\\":
                 self._at += 1
@@ -310,6 +337,15 @@ class _Reader:
                 lines.append(line)
             document.body = "\n".join(lines)
         self._waiting.clear()
+
+    def _condition(self) -> str:
+        """Return the text up to the word `]]`; that of [[:digit:]] is none."""
+        end = _END_OF_CONDITION.search(self._text, self._at)
+        if end is None:
+            raise Unreadable(self._line(), "[[ is not closed")
+        text = self._text[self._at : end.start()]
+        self._at = end.end()
+        return text
 
     def _find(self, end: str, opening: str) -> str:
         found = self._text.find(end, self._at)

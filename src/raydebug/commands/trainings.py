@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from raydebug.commands.expand import Values
 from raydebug.commands.statements import SHELLS, Choices, Statements, read_script
 from raydebug.commands.tokens import Unreadable, read_tokens
+from raydebug.commands.values import Values
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import NotPlainText
 from raydebug.trainers.config import is_file
@@ -162,14 +162,14 @@ class _Follower:
         if self._depth >= NESTED_AT_MOST or (self._depth and not is_file(file)):
             return
         try:
-            text = read_script(file)
+            text, doubts = read_script(file)
         except NotPlainText as failure:
             raise _cannot_read(file, failure.line, failure.cause) from failure
         first = text.partition("\n")[0]
         if first.startswith("#!") and not any(shell in first for shell in SHELLS):
             return
         try:
-            self._read(text, str(file), arguments, notes)
+            self._read(text, str(file), arguments, notes | doubts)
         except Unreadable as failure:
             raise _cannot_read(file, failure.line, failure.why) from failure
 

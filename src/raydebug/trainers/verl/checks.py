@@ -38,7 +38,7 @@ from raydebug.trainers.verl.config_files import (
     main_config,
 )
 from raydebug.trainers.verl.cpu import wanted
-from raydebug.trainers.verl.keys import PPO, needs_critic
+from raydebug.trainers.verl.keys import PPO, is_in_use, needs_critic
 
 _MODEL, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 # Keys without a word in the profiles. Source: verl 0.9.1 _generated_ppo_trainer.yaml.
@@ -215,12 +215,16 @@ class PpoChecks:
         """Return the bytes of actor and critic on each GPU.
 
         Source: verl 0.9.1 workers/engine/fsdp/transformer_impl.py: parameters, gradients and AdamW's two moments in
-        fsdp_config.model_dtype, fp32 unless given, sharded over the ranks.
+        fsdp_config.model_dtype, fp32 unless given, sharded over the ranks. With LoRA the adapter alone, which is small,
+        has gradients and moments.
         """
-        parts = ["actor_rollout_ref.actor.fsdp_config"]
-        if needs_critic(partial(value_at, config.values)):
-            parts.append("critic.fsdp")
-        return sum(_sharded_bytes(parameters, value_at(config.values, part) or {}, config.ranks or 1) for part in parts)
+        value_of, ranks = partial(value_at, config.values), config.ranks or 1
+        is_whole = is_in_use("whole weights", value_of)
+        taken = _sharded_bytes(parameters, value_of("actor_rollout_ref.actor.fsdp_config") or {}, ranks, whole=is_whole)
+        if needs_critic(value_of):
+            is_whole = not value_of("critic.model.lora_rank")
+            taken += _sharded_bytes(parameters, value_of("critic.fsdp") or {}, ranks, whole=is_whole)
+        return taken
 
     def engine_options(self, config: TrainingConfig) -> dict[str, object]:
         """Return the arguments that verl gives vLLM.
@@ -337,9 +341,11 @@ def _is_release(facts: Mapping[str, Any]) -> bool:
     return facts["is_release"] and facts["program"] in ASKED
 
 
-def _sharded_bytes(parameters: int, fsdp: Mapping[str, Any], ranks: int) -> int:
+def _sharded_bytes(parameters: int, fsdp: Mapping[str, Any], ranks: int, *, whole: bool) -> int:
     number = _BYTES.get(str(fsdp.get("model_dtype") or "fp32"), 4)
-    copies = (0 if fsdp.get("param_offload") else 1) + 1 + (0 if fsdp.get("optimizer_offload") else 2)
+    copies = 0 if fsdp.get("param_offload") else 1
+    if whole:
+        copies += 1 + (0 if fsdp.get("optimizer_offload") else 2)
     return parameters * number * copies // max(1, ranks)
 
 

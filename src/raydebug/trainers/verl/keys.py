@@ -36,6 +36,11 @@ _0_4_0: Column = {
     # experimental/fully_async_policy/config; PRIME 4f6ad1f5 training/verl/trainer/config (n_samples).
     "filter_groups": Key("algorithm.filter_groups.enable", False, listed_only=True),
     "filter_accuracy": Key("data.filter_accuracy", False, listed_only=True),
+    # Not above the length of an answer, which DAPO's reward manager asserts, in 0.5 to 0.7.0 even where it is not
+    # enabled, and not 0 where it is: verl 0.5.0 and 0.9.1 workers/reward_manager/dapo.py. The first is the recipe's.
+    "overlong_tokens": Key("reward_model.overlong_buffer.len", 0, listed_only=True),
+    "overlong_manager_tokens": Key("reward_model.reward_kwargs.overlong_buffer_cfg.len", 0, listed_only=True),
+    "overlong_reward_tokens": Key("reward.reward_kwargs.overlong_buffer_cfg.len", 0, listed_only=True),
     "rollout_gpus_per_node": Key("rollout.n_gpus_per_node", 8, listed_only=True),
     "rollout_nodes": Key("rollout.nnodes", 1, listed_only=True),
     "async_samples": Key("rollout.total_rollout_steps", 100, listed_only=True),
@@ -80,6 +85,7 @@ _0_4_0: Column = {
     "attention": Key(f"{_MODEL}.override_config.attn_implementation", added=True),
     "remove_padding": Key(f"{_MODEL}.use_remove_padding", False),
     "critic_remove_padding": Key("critic.model.use_remove_padding", False, only_with=_CRITIC),
+    "critic_sequence_parallel": Key("critic.ulysses_sequence_parallel_size", 1, only_with=_CRITIC),
     "fused_kernels": Key(f"{_MODEL}.use_fused_kernels", False),
     "gradient_checkpointing": Key(f"{_MODEL}.enable_gradient_checkpointing", True),
     "critic_gradient_checkpointing": Key("critic.model.enable_gradient_checkpointing", True, only_with=_CRITIC),
