@@ -49,7 +49,7 @@ MORE = {
     "forked": ("network", "Actor.reward", "waits for Actor.wait_for_child"),
     "server": ("network", "do_GET", "waits for Actor.ask_server"),
     "async_many": ("lock", "AsyncActor.many", "a lock or an event (wait)"),
-    "async_chain": ("network", "Actor.reward", "AsyncActor.ask"),
+    "async_chain": ("network", "Actor.reward", "; AsyncActor (pid "),
 }
 SLOW = ("crunch", "steps", "serve")
 HEALTHY = (
