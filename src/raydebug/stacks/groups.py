@@ -11,7 +11,8 @@ from raydebug.protocol.records import StackFrame, ThreadStack
 
 # Ray's loop of a worker that has nothing to do (ray 2.60.0): the innermost frame of Python is one of these.
 IDLE = (("/ray/_private/worker.py", "main_loop"), ("/ray/_private/workers/default_worker.py", "<module>"))
-_OF_PACKAGES = re.compile(r"/(?:site-packages|dist-packages|lib/python3[.\d]*|src/raydebug/worker)/|^<")  # ours in a checkout
+# The last folder is ours, where it runs from a checkout.
+_OF_PACKAGES = re.compile(r"/(?:site-packages|dist-packages|lib/python3[.\d]*|src/raydebug/worker)/|^<")
 OUTLIER_BELOW = 1 / 3  # of the processes of a role
 # Libraries that a trainer calls. If it is a package itself (verl), its own frames say more than theirs.
 BELOW_TRAINERS = re.compile(r"-packages/(torch|ray|tensordict|numpy|uvloop)/|/lib/python3[.\d]*/(?!.*-packages/)|^<")
