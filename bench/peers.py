@@ -173,7 +173,7 @@ def main() -> None:
                 print(f"killed, {tool.name}: {one.can_use}, {one.said[:300]!r}", file=sys.stderr)
     about["load_after"] = measuring.machine()["load"]
     if options.json:
-        runs = {name: [vars(one) for one in [*ones, *filter(None, [killed.get(name)])]] for name, ones in found.items()}
+        runs = {name: [vars(run) for run in [*runs, *filter(None, [killed.get(name)])]] for name, runs in found.items()}
         text = json.dumps({"machine": about, "runs (the last one of a tool was killed)": runs}, indent=1)
         options.json.write_text(text + "\n", encoding="utf-8")
     print(_table(about, found, killed))
@@ -191,8 +191,8 @@ def _place() -> Iterator[Path]:
     (package := folder / "verl" / "utils" / "profiler").mkdir(parents=True)
     (package / "performance.py").write_text(TIMERS)
     (folder / "train.py").write_text(TRAINING)
-    for one in (package, package.parent, package.parent.parent):
-        (one / "__init__.py").touch()  # else an installed verl comes first
+    for module in (package, package.parent, package.parent.parent):
+        (module / "__init__.py").touch()  # else an installed verl comes first
     try:
         ports = ("--dashboard-port", "0", "--gateway-port", "0")
         up = _ask([*RAYDEBUG, "up", "--cluster", "local", "--gpus", "0", *ports], folder)
@@ -220,11 +220,11 @@ def _run(tool: Tool, folder: Path, steps: int, *, kills: bool = False) -> Measur
     measured, asked = Measured(), (0.0, float("inf"))
     steps *= 3 if tool.asks_meanwhile and not kills else 1  # it must not end before the answer, with steps like these
     training = (str(folder / "train.py"), str(out), str(steps), str(slow))
-    argv = [filled.get(one, one) for one in (*tool.before, *training, *tool.after)]
+    argv = [filled.get(word, word) for word in (*tool.before, *training, *tool.after)]
 
     def ask(words: Sequence[str]) -> tuple[float, float]:
         began = time.monotonic()
-        answer = _ask([filled.get(one, one) for one in words], folder)
+        answer = _ask([filled.get(word, word) for word in words], folder)
         measured.said = answer.stdout if answer.returncode == 0 else answer.stderr
         measured.can_use = answer.returncode == 0 and tool.finds in answer.stdout
         measured.asked_s = time.monotonic() - began

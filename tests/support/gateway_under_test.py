@@ -56,7 +56,7 @@ class GatewayUnderTest:
     programs: list[subprocess.Popen[str]] = field(default_factory=list)
     name: str = "test"
     kind: str = "local"
-    is_far: bool = False
+    least_poll_s: float = 0.0
     is_joined: bool = False
     is_of_nodes: bool = False
     repair: str = ""

@@ -130,9 +130,12 @@ class Cluster:
         return self.kind == "local"
 
     @property
-    def is_far(self) -> bool:
-        """Whether each connection to it is a command of its own: a login, a step of Slurm."""
-        return self.remote is not None and bool(self.remote.through)
+    def least_poll_s(self) -> float:
+        """How long to wait between two looks at least; each may be a command of its own: a login, a step of Slurm.
+
+        A job of Slurm has 40,000 steps at most (slurm.conf(5), MaxStepCount).
+        """
+        return 3.0 if self.remote is not None and self.remote.through else 0.0
 
     @property
     def is_joined(self) -> bool:

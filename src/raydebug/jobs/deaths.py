@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
     from raydebug.protocol.death import EndedProcess
 
-POLL_S, FAR_POLL_S = 0.4, 3.0  # the second one where each look is a command (follower.py)
+POLL_S = 0.4
 MOST = 200  # certificates of a run
 MOST_AT_ONCE = 20  # that are looked up in one turn
 NEAR_S = 30.0  # between the clocks of two nodes, and Ray's knowledge of an end
@@ -64,7 +64,7 @@ class DeathWatch:
             with contextlib.suppress(KeyError, TypeError, ValueError):  # a gateway or a Ray of another version
                 if found := await asyncio.to_thread(self.take, dashboard):
                     say(found)
-            await asyncio.sleep(FAR_POLL_S if self._cluster.is_far else POLL_S)
+            await asyncio.sleep(max(POLL_S, self._cluster.least_poll_s))
 
     def take(self, dashboard: Dashboard, *, last: bool = False) -> list[Certificate]:
         """Return certificates of ends that are new, and of processes that are back, whose certificates are withdrawn.

@@ -17,7 +17,6 @@ from raydebug.protocol.listings import ListedPause
 
 PAUSE_POLL_S = 0.3
 STATUS_POLL_S = 0.3
-FAR_POLL_S = 3.0  # where each look is a command; a job of Slurm has 40,000 steps at most (slurm.conf MaxStepCount)
 RETRY_S = 1.0
 LAST_LINES_S = 0.5
 FAILED_WITHOUT_CODE = 1
@@ -71,7 +70,6 @@ class Follower:
         self._written = 0  # characters of the log that were passed on
         self._paused = False  # whether a task of the job is paused now
         self._dashboard = Dashboard(cluster)
-        self._least_s = FAR_POLL_S if cluster.is_far else 0.0
 
     async def follow(self) -> Outcome:
         """Pass on log and pauses until the job has ended; if this is cancelled, the job continues.
@@ -122,7 +120,7 @@ class Follower:
                 failures += 1
                 if failures > 10:
                     raise
-            await asyncio.sleep(max(STATUS_POLL_S, self._least_s))
+            await asyncio.sleep(max(STATUS_POLL_S, self._cluster.least_poll_s))
 
     async def _watch_demands(self) -> resource_requests.Unsatisfiable:
         """Return the error for the first request of the job that can never be satisfied.
@@ -173,4 +171,4 @@ class Follower:
                         self._on_pause(pause)
                 self._paused = bool(mine)
                 self._on_pauses(mine)
-            await asyncio.sleep(max(PAUSE_POLL_S, self._least_s))
+            await asyncio.sleep(max(PAUSE_POLL_S, self._cluster.least_poll_s))
