@@ -86,6 +86,27 @@ def test_other_programs_make_progress_by_calls() -> None:
     assert watch(unknown(), moving, 1, 1000) == []
 
 
+def test_work_within_one_call_is_progress() -> None:
+    """Files that grow and children that compute are progress of a program without steps; log lines and `squeue` not."""
+    saves = lambda second: [{**STUCK[0], "io_bytes": second * 2**20}]  # noqa: E731
+    builds = lambda second: [{**STUCK[0], "children_cpu_s": second * 0.2}]  # noqa: E731
+    assert watch(unknown(), saves, 1, 1000) == watch(unknown(), builds, 1, 1000) == []
+    asks = lambda second: [{**STUCK[0], "io_bytes": second * 2**10, "children_cpu_s": second * 0.01}]  # noqa: E731
+    assert watch(unknown(), asks, 1, 300) == [101]
+
+
+def test_gaps_between_calls_are_no_hang() -> None:
+    """With a short limit, more looks than two are taken: all of few may fall between two calls."""
+
+    def look(second: int) -> list[Any]:
+        return in_call(second)(second) if second % 4 == 0 else [process(0, *SLEEP)]
+
+    progress = Progress(6, 0, by_steps=False)
+    assert watch(progress, look, 1, 300) == []
+    progress = Progress(6, 0, by_steps=False)
+    assert watch(progress, STUCK, 1, 15) == [11]
+
+
 def test_step_is_progress() -> None:
     """A step that only the training's own words tell is progress: its log may have no step."""
     assert watch(training(), STUCK, 1, 1000, lambda second: {"1": {"step": second // 50}}) == []

@@ -118,6 +118,8 @@ def _list_stacks(channel: ControlChannel, record: StacksRecord | None) -> Listed
         "collectives": record.get("collectives", []) if record else [],
         "listens": record.get("listens", []) if record else [],
         "pipes": record.get("pipes", []) if record else [],
+        "children_cpu_s": record.get("children_cpu_s", 0.0) if record else 0.0,
+        "io_bytes": record.get("io_bytes", 0) if record else 0,
     }
 
 

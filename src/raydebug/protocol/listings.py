@@ -85,11 +85,14 @@ class ListedStacks(ProcessFacts):
     collectives: NotRequired[list[CollectiveGroup]]  # of torch's process groups, and of ray.util.collective
     listens: NotRequired[list[int]]  # TCP ports
     pipes: NotRequired[list[int]]  # inodes
+    children_cpu_s: NotRequired[float]  # of child processes that have ended
+    io_bytes: NotRequired[int]  # written to files and pipes, and read from disks
     native: NotRequired[list[ThreadStack]]  # with C frames, of `stacks --native`
     # As seen from outside, of a process that does not answer:
     stopped: NotRequired[bool]  # by a signal
     asleep: NotRequired[Name]  # in the kernel, where no signal reaches it (state D): the function of the kernel
     gone: NotRequired[bool]  # there is no such process
+    cpu_s: NotRequired[float]  # CPU time of all its threads
     unread: NotRequired[Text]  # why it could not be read
 
 

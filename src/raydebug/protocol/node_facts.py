@@ -55,6 +55,12 @@ def started_at(pid: int | str) -> int:
     return _number((_stat(pid) or [""] * 20)[19])
 
 
+def cpu_seconds(task: int | str) -> float:
+    """Return the CPU time of a process, in user and kernel mode; of a thread of this one as `self/task/ID`."""
+    fields = _stat(task) or [""] * 13
+    return (_number(fields[11]) + _number(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def zombie_status(pid: int) -> int | None:
     """Return the status of a process that has ended and whose parent has not asked for it yet; see proc_pid_stat(5)."""
     fields = _stat(pid)

@@ -316,6 +316,8 @@ class StacksRecord(WorkRecord, total=False):
     collectives: list[CollectiveGroup]
     listens: list[int]  # TCP ports
     pipes: list[int]  # inodes
+    children_cpu_s: float  # of child processes that have ended
+    io_bytes: int  # written to files and pipes, and read from disks
 
 
 # Pauses

@@ -110,6 +110,7 @@ def _add(process: ListedStacks, seen: Seen, *, native: bool) -> None:
     if process["state"] != SILENT:
         return
     process["stopped"], process["gone"] = seen.get("stopped", False), seen.get("gone", False)
+    process["cpu_s"] = seen.get("cpu_s", 0.0)
     if "asleep" in seen:
         process["asleep"] = seen["asleep"]
     if "cause" in seen:

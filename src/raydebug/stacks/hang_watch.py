@@ -1,9 +1,10 @@
 """`raydebug run --hang-after`: detects that a job makes no progress, and writes its stacks to the run folder.
 
 Progress of a training is a step that ended, or before the first step a phase of the start; of other programs a call
-that returned, or new log output. Lines that move in a process are no progress: a reward function may compute for ever.
-While a step goes on, samples and phases that end, tokens that are made, and processes that compute where nothing is
-asked of user code, put a report off, up to MOST_LIMITS limits.
+that returned, a child process that has computed and ended, files that grow, or new log output. Lines that move in a
+process are no progress: a reward function may compute for ever. While a step goes on, samples and phases that end,
+tokens that are made, and processes that compute where nothing is asked of user code, put a report off, up to
+MOST_LIMITS limits; so does native code that computes, in any program.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import contextlib
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from raydebug import render
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
 DEFAULT_S, DEFAULT_STEPS = 600.0, 5  # of a recognised trainer: the larger of this and so many of its median steps
 TICK_S = 1.0
 SAMPLES_PER_LIMIT, APART_AT_LEAST_S = 10, 5.0
-MAX_SAMPLES = 12
+MAX_SAMPLES, LEAST_SAMPLES = 12, 6  # fewer could all fall into the gaps between short calls
 MOST_LIMITS = 4
+DATA_BYTES = 2**20  # written or read between two samples: more than a program says of itself
 _OF_ENGINE = "/vllm/"  # its processes look for new work all the time
 PAUSE_TIMEOUT_S = 4.0
 NO_HANG: tuple[VerdictKind, ...] = ("paused", "none")
@@ -84,8 +86,9 @@ class Progress:
     def wants_sample(self, now: float) -> bool:
         """Return whether to take stacks now: rarely, not in the first half of the limit, and when a report is due."""
         apart_s = max(APART_AT_LEAST_S, self.after_s * 2**self._reports / SAMPLES_PER_LIMIT)
-        is_time = not self._samples or now - self._sampled >= apart_s or self._sampled < self._due_at <= now
-        return is_time and now - self._since >= self.after_s / 2
+        if now >= self._due_at and (self._sampled < self._due_at or len(self._samples) < LEAST_SAMPLES):
+            return True
+        return (not self._samples or now - self._sampled >= apart_s) and now - self._since >= self.after_s / 2
 
     def take(self, sample: Sequence[ListedStacks], words: Words, now: float) -> bool:
         """Take stacks of the job and its own words; return whether to report a hang.
@@ -95,13 +98,16 @@ class Progress:
         before, apart_s = self._samples[-1:], now - self._sampled
         self._sampled, self._samples = now, [*self._samples, sample][-MAX_SAMPLES:]
         moves = any(_moves(one, sample, in_calls=self._by_steps) for one in before)
-        if judge(self._samples)["kind"] in NO_HANG:
+        verdict = judge(self._samples)
+        if verdict["kind"] in NO_HANG:
             self._note_progress(now)
         elif self._by_steps:
             self._take_words(words, now, moves=moves)
-        elif moves or (before and _has_new_call(sample, apart_s)):
+        elif moves or any(_has_worked(one, sample, apart_s) for one in before) or _is_new(verdict, before, apart_s):
             self._note_progress(now)
-        hangs = len(self._samples) > 1 and now >= self._due_at
+        elif any(_computes(was, one) for look in before for was, one in _pairs(look, sample)):
+            self._worked = now
+        hangs = len(self._samples) >= LEAST_SAMPLES and now >= self._due_at
         self._reports += hangs
         return hangs
 
@@ -134,6 +140,18 @@ class Progress:
         self._samples, self._reports, self._work = [], 0, (None, {})
 
 
+Pair = tuple["ListedStacks", "ListedStacks"]
+
+
+def _pairs(before: Sequence[ListedStacks], after: Sequence[ListedStacks]) -> Iterator[Pair]:
+    """Yield the processes of two looks, each as it was and as it is, that were seen in the same way."""
+    then = {one["instance"]: one for one in before if one["threads"]}
+    for one in after:
+        was = then.get(one["instance"])
+        if was is not None and was["state"] == one["state"] and one["threads"]:
+            yield was, one
+
+
 def _moves(before: Sequence[ListedStacks], after: Sequence[ListedStacks], *, in_calls: bool) -> bool:
     """Return whether a process that waits for nothing is at another line than before, or computes.
 
@@ -142,26 +160,57 @@ def _moves(before: Sequence[ListedStacks], after: Sequence[ListedStacks], *, in_
         after: the last look.
         in_calls: whether lines inside of one call count, in other processes than the driver.
     """
-    then = {one["instance"]: one for one in before if one["threads"]}
-    for one in after:
-        if one["instance"] in then and (in_calls or one["is_driver"] or not one.get("calls")):
-            was, now = active_thread(then[one["instance"]]), active_thread(one)
-            computes = now.get("cpu_s", 0.0) - was.get("cpu_s", 0.0) > COMPUTES_S
-            works = wait_of(one).kind == wait_of(then[one["instance"]]).kind == "unknown"
-            is_engine = any(_OF_ENGINE in frame.get("file", "") for frame in now.get("frames", [])[:1])
-            if works and not is_engine and (computes or was.get("frames") != now.get("frames")):
-                return True
-    return False
-
-
-def _has_new_call(sample: Sequence[ListedStacks], apart_s: float) -> bool:
-    """Return whether a process is in a call of the user's code that has begun since the look before."""
     return any(
-        call["thread"] == active["name"] and call["age_s"] < apart_s - TICK_S
-        for one in sample
-        for active in one["threads"][:1]
-        for call in one.get("calls", [])
+        _is_at_work(was, one) and (_cpu_s(one) - _cpu_s(was) > COMPUTES_S or not _is_at_one_line(was, one))
+        for was, one in _pairs(before, after)
+        if in_calls or one["is_driver"] or not one.get("calls")
     )
+
+
+def _computes(was: ListedStacks, now: ListedStacks) -> bool:
+    """Return whether a process computes at one line: in native code, or in the garbage collector."""
+    return _is_at_work(was, now) and _is_at_one_line(was, now) and _cpu_s(now) - _cpu_s(was) > COMPUTES_S
+
+
+def _is_at_work(was: ListedStacks, now: ListedStacks) -> bool:
+    is_engine = any(_OF_ENGINE in frame.get("file", "") for frame in active_thread(now).get("frames", [])[:1])
+    return wait_of(now).kind == wait_of(was).kind == "unknown" and not is_engine
+
+
+def _is_at_one_line(was: ListedStacks, now: ListedStacks) -> bool:
+    return active_thread(was).get("frames") == active_thread(now).get("frames")
+
+
+def _cpu_s(process: ListedStacks) -> float:
+    return active_thread(process).get("cpu_s", process.get("cpu_s", 0.0))
+
+
+def _has_worked(before: Sequence[ListedStacks], after: Sequence[ListedStacks], apart_s: float) -> bool:
+    """Return whether a process has begun another call of the user's code, has moved data, or its children computed."""
+    return any(
+        one.get("children_cpu_s", 0.0) - was.get("children_cpu_s", 0.0) > COMPUTES_S
+        or one.get("io_bytes", 0) - was.get("io_bytes", 0) > DATA_BYTES
+        or _has_new_call(was, one, apart_s)
+        for was, one in _pairs(before, after)
+        if one["state"] == messages.ANSWERED
+    )
+
+
+def _has_new_call(was: ListedStacks, now: ListedStacks, apart_s: float) -> bool:
+    """Return whether a process is in a call that nobody saw before the last look: its age begins with the first one."""
+    active = [one["name"] for one in now["threads"][:1]]
+    ages_s = {one["thread"]: one["age_s"] for one in was.get("calls", [])}
+    return any(
+        one["age_s"] <= ages_s.get(one["thread"], 0.0) or one["age_s"] < apart_s - TICK_S
+        for one in now.get("calls", [])
+        if one["thread"] in active
+    )
+
+
+def _is_new(verdict: Verdict, before: Sequence[object], apart_s: float) -> bool:
+    """Return whether the thread that all wait for, the active one of its process or not, is in such a call."""
+    age_s = verdict["call_age_s"]
+    return bool(before) and verdict["kind"] == "moving" and age_s is not None and age_s <= max(0.0, apart_s - TICK_S)
 
 
 def longest_call(sample: Sequence[ListedStacks], words: Words) -> str | None:

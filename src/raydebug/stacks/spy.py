@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from raydebug import process
+from raydebug.protocol.node_facts import cpu_seconds
 from raydebug.protocol.records import StackFrame, ThreadStack
 
 AT_ONCE = 4
@@ -34,6 +35,7 @@ class Seen(TypedDict, total=False):
     stopped: bool  # by a signal
     asleep: str  # the kernel's function in which it sleeps in state D; empty where that may not be read
     gone: bool  # it has ended
+    cpu_s: float  # CPU time of all its threads
     title: str  # as `ps` shows it; Ray's workers write there what they run
     cause: str
     fix: str
@@ -60,6 +62,7 @@ def read_process(pid: int, *, native: bool) -> Seen:
         return {"gone": True, "cause": f"process {pid} has ended", "fix": "raydebug job logs --first-error"}
     seen = _run_spy(pid, native=native)
     seen["stopped"] = before in STOPPED
+    seen["cpu_s"] = cpu_seconds(pid)
     if before == _state_of(pid) == UNINTERRUPTIBLE:
         seen["asleep"] = ""
         with contextlib.suppress(OSError):  # it needs CAP_SYS_ADMIN in some kernels: proc_pid_wchan(5)

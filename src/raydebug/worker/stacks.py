@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from raydebug.protocol.node_facts import cpu_seconds
 from raydebug.protocol.questions import FramesBody, StacksBody
 from raydebug.protocol.records import FramesRecord, OpenCall, StackFrame, StacksRecord, ThreadStack, digest_of
 from raydebug.worker import calls, flight_recorder, ray_collectives, records, source
@@ -52,8 +53,7 @@ def collect() -> StacksRecord:
         if (call := calls.open_call(found[-1]["name"], frames)) is not None:
             called.append(call)
         if thread is not None and thread.native_id is not None:
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                found[-1]["cpu_s"] = _cpu_s(thread.native_id)
+            found[-1]["cpu_s"] = cpu_seconds(f"self/task/{thread.native_id}")
     tasks = list(stacks_of_tasks())
     shown = [_describe(f"task {task.get_name()}", frames, task) for task, _, frames in _of_each_kind(tasks, MAX_TASKS)]
     world = os.environ.get(_WORLD, "")
@@ -76,6 +76,10 @@ def collect() -> StacksRecord:
             record["collectives"] = [*record.get("collectives", []), *groups]
     with contextlib.suppress(OSError):
         record["listens"], record["pipes"] = read_open_files()
+    ended = os.times()
+    record["children_cpu_s"] = round(ended.children_user + ended.children_system, 2)
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        record["io_bytes"] = _io_bytes()
     return record
 
 
@@ -113,11 +117,11 @@ def _of_each_kind(stacks: list[_Stack], limit: int) -> list[_Stack]:
     return [stacks[number] for number in sorted([*first.values(), *sorted(others)][:limit])]
 
 
-def _cpu_s(native_id: int) -> float:
-    """Return the CPU time of a thread in seconds: proc_pid_stat(5), utime and stime."""
-    text = Path(f"/proc/self/task/{native_id}/stat").read_text(encoding="utf-8", errors="replace")
-    fields = text.rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def _io_bytes() -> int:
+    """Return what this process has written to files and pipes, and read from disks: proc_pid_io(5)."""
+    lines = Path("/proc/self/io").read_text(encoding="utf-8").splitlines()
+    counted = dict(line.split(": ") for line in lines)
+    return int(counted["wchar"]) + int(counted["read_bytes"])
 
 
 def callers(frame: FrameType | None) -> list[FrameType]:
