@@ -470,7 +470,7 @@ def crash(number):
     try:
         boom(number)
     except Exception as error:
-        crashes.note_crash(error, ends=True)
+        crashes.note_crash(error)
 for number in range(crashes.MAX_OF_PROCESS + 2):
     crash(number)
 if os.fork() == 0:
@@ -492,7 +492,7 @@ def test_crashes_of_a_parent_do_not_count_against_its_forks(gateway):
 AT_ONCE = """
 import os
 from raydebug.worker import crashes, snapshot
-crashes.ANSWER_S = crashes.EXIT_S = 60.0  # the answer of the gateway decides, not the load of this machine
+crashes.ANSWER_S = crashes.SENT_S = 60.0  # the answer of the gateway decides, not the load of this machine
 made, make = [], snapshot.write
 snapshot.write = lambda *given: made.append(make(*given)) or made[0]
 def boom(number):
@@ -504,7 +504,7 @@ for number in range({count}):
         try:
             boom(number)
         except ValueError as error:
-            crashes.note_crash(error, ends=True)
+            crashes.note_crash(error)
         os.write(write, b"made\\n" if made else b"refused\\n")
         os._exit(0)
 os.close(write)

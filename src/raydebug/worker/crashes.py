@@ -23,16 +23,17 @@ from raydebug.protocol.snapshot import SnapshotSummary
 from raydebug.worker import dial_in
 
 ANSWER_S = 0.75  # how long a crash waits for the answer of a busy gateway
-EXIT_S = 1.0  # how long a process that ends waits until its snapshot is sent
+# How long a crash waits until its snapshot is sent: mostly 20 ms. Its process is often ended next, by itself or by Ray.
+SENT_S = 5.0
 MAX_OF_PROCESS = 10
 _lock = threading.Lock()
 _seen: set[str] = set()  # kinds of crash
 
 
-def note_crash(error: BaseException | None, *, ends: bool = False) -> None:
+def note_crash(error: BaseException | None) -> None:
     """Send a snapshot of an uncaught exception of a task, a thread or the program. Never raises.
 
-    An exit, an interrupt, and an error that another task raised are no crashes. `ends`: the process ends after it.
+    An exit, an interrupt, and an error that another task raised are no crashes.
     """
     if not worker.snapshots_are_on() or error is None or not _is_crash(error):
         return
@@ -50,7 +51,7 @@ def note_crash(error: BaseException | None, *, ends: bool = False) -> None:
         if delivery.is_wanted(ANSWER_S):
             thread = threading.current_thread().name
             delivery.give(snapshot.write(error, frames, summary, thread))
-            delivery.wait(began + (EXIT_S if ends else snapshot.LIMIT_S) - time.monotonic())
+            delivery.wait(began + SENT_S - time.monotonic())
     except Exception as failure:  # noqa: BLE001 - it must not replace the job's own error
         worker.log(f"no snapshot of this crash: {type(failure).__name__}")
 

@@ -68,20 +68,20 @@ def watch_threads(module: ModuleType) -> None:
     module.excepthook = excepthook  # type: ignore[attr-defined]
 
 
-def note_uncaught(error: BaseException, trace: TracebackType | None, *, ends: bool = False) -> None:
+def note_uncaught(error: BaseException, trace: TracebackType | None) -> None:
     """Send a snapshot of an error that ends a thread or the program, and pause."""
-    _note_crash(error, ends=ends)
+    _note_crash(error)
     if worker.post_mortem_is_on():
         with worker.fork_guard:
             from raydebug.worker import pause
         pause.pause_on_error(type(error), error, trace)
 
 
-def _note_crash(error: BaseException | None, *, ends: bool = False) -> None:
+def _note_crash(error: BaseException | None) -> None:
     if worker.snapshots_are_on() and error is not None:
         with worker.fork_guard:
             from raydebug.worker import crashes
-        crashes.note_crash(error, ends=ends)
+        crashes.note_crash(error)
 
 
 def _hook_children(module: ModuleType) -> None:
@@ -93,7 +93,7 @@ def _hook_children(module: ModuleType) -> None:
 
     def print_exc_of_child(*args: Any, **options: Any) -> None:
         if sys._getframe(1).f_code is bootstrap:
-            _note_crash(sys.exc_info()[1], ends=True)
+            _note_crash(sys.exc_info()[1])
         print_exc(*args, **options)
 
     traceback.print_exc = print_exc_of_child

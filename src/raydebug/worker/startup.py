@@ -99,7 +99,7 @@ def excepthook(kind: type[BaseException], error: BaseException, trace: Traceback
     """Stand in for `sys.excepthook`: send a snapshot of the error that ends the program, and pause."""
     global _uncaught
     _uncaught = error
-    import_hooks.note_uncaught(error, trace, ends=True)
+    import_hooks.note_uncaught(error, trace)
     _plain_excepthook(kind, error, trace)
 
 
@@ -110,7 +110,7 @@ def _at_exit() -> None:
     """
     error: BaseException | None = getattr(sys, "last_value", None)
     if sys.excepthook is not excepthook and error is not None and error is not _uncaught:
-        import_hooks.note_uncaught(error, sys.last_traceback, ends=True)
+        import_hooks.note_uncaught(error, sys.last_traceback)
     session = sys.modules.get("raydebug.worker.pydevd_session")
     if session is not None:
         session.end()
