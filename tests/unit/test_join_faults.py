@@ -571,6 +571,25 @@ def test_a_way_that_fails_at_a_second_join(dashboard):
     assert joined.leave(found) == []
 
 
+@pytest.mark.parametrize("url", [None, "http://[::1]:8265"], ids=["no process", "no URL"])
+def test_a_way_that_does_not_start_at_a_second_join(dashboard, monkeypatch, url):
+    """Where the process that listens cannot be started, or is not even tried, the earlier join and its way stay."""
+    dashboard.python = sys.executable
+    first = join(dashboard, "env A=b")
+    asked = joined.asked_at(url or dashboard.url, "x")
+    listens, started = iter([False]), tunnel._listens
+    monkeypatch.setattr(tunnel, "_listens", lambda cluster: next(listens, True) and started(cluster))
+    monkeypatch.setattr(joined, "_earlier", lambda *_: first)
+    with pytest.raises(RaydebugError) as raised:
+        joined.join(UpOptions(name="x"), asked, "env A=c", on_phase=lambda _: None)
+    assert raised.value.code == ("joined.no-way" if url is None else "joined.options")
+    found = read_record("x")
+    assert found is not None
+    assert found.there == first.there
+    assert "A=b" in psutil.Process(found.supervisor_pid).cmdline()
+    assert joined.leave(found) == []
+
+
 def test_no_tunnel_of_a_cluster_that_is_gone(dashboard, monkeypatch):
     """Where `down` fails and says that the folder may be removed, no process is left that it alone knows."""
     dashboard.python = sys.executable

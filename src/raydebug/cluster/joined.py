@@ -74,6 +74,8 @@ def join(
         on_phase("asking its dashboard")
         base = _with_way(options, asked, earlier, through)
         try:
+            if base.there.head_dashboard:
+                base = open_way(base, options.ports)
             try:
                 asked = _checked(asked, base)
             except RaydebugError as error:
@@ -249,18 +251,17 @@ def _with_way(options: UpOptions, asked: Cluster, earlier: Cluster | None, throu
         base = earlier
     if way:  # a mistake is said before anything is started
         command_of(way, base.python)
-    if way != base.there.through:
-        close_way(base)
     far_dashboard = asked.dashboard if way and is_loopback(asked.dashboard) else ""
     if "[" in far_dashboard:
         raise UsageError(
             f"{far_dashboard} cannot be reached through a command", cause="it leads to 127.0.0.1 of the head only",
             fix="start Ray's dashboard on 127.0.0.1, or name a URL that is reached from here", code="joined.options",
         )  # fmt: skip
+    if way != base.there.through:
+        close_way(base)
     url = base.dashboard if far_dashboard else asked.dashboard
     launched = {"folder": str(Path.cwd())} if through else base.there.launched
-    base = _with(base, through=way, head_dashboard=far_dashboard, dashboard=url, launched=launched)
-    return open_way(base, options.ports) if far_dashboard else base
+    return _with(base, through=way, head_dashboard=far_dashboard, dashboard=url, launched=launched)
 
 
 def _no_way(base: Cluster, said: str) -> RaydebugError:
