@@ -95,6 +95,22 @@ def test_work_within_one_call_is_progress() -> None:
     assert watch(unknown(), asks, 1, 300) == [101]
 
 
+def test_native_code_that_computes_puts_a_report_off() -> None:
+    """A process that computes at one line in one call has four limits; one that moves between two lines has one."""
+
+    def look(second: int, lines: int = 1) -> list[Any]:
+        line = frame("/job/data.py", second // 10 % lines, "tokenize")
+        call = {"thread": "MainThread", "function": "tokenize", "file": "/job/data.py", "age_s": float(second)}
+        return [process(0, line, calls=[call], thread={"cpu_s": float(second)})]
+
+    assert watch(unknown(), look, 1, 500) == [401]
+    assert watch(unknown(), lambda second: look(second, 2), 1, 300) == [101]
+    holds = lambda second: [process(0, *LOADING, state="silent", cpu_s=float(second))]  # noqa: E731
+    assert watch(unknown(), holds, 1, 500) == [401]
+    sleeps = lambda second: [process(0, *LOADING, state="silent", cpu_s=0.1)]  # noqa: E731
+    assert watch(unknown(), sleeps, 1, 300) == [101]
+
+
 def test_gaps_between_calls_are_no_hang() -> None:
     """With a short limit, more looks than two are taken: all of few may fall between two calls."""
 

@@ -105,7 +105,7 @@ class Progress:
             self._take_words(words, now, moves=moves)
         elif moves or any(_has_worked(one, sample, apart_s) for one in before) or _is_new(verdict, before, apart_s):
             self._note_progress(now)
-        elif any(_computes(was, one) for look in before for was, one in _pairs(look, sample)):
+        elif _computes(self._samples):
             self._worked = now
         hangs = len(self._samples) >= LEAST_SAMPLES and now >= self._due_at
         self._reports += hangs
@@ -163,13 +163,20 @@ def _moves(before: Sequence[ListedStacks], after: Sequence[ListedStacks], *, in_
     return any(
         _is_at_work(was, one) and (_cpu_s(one) - _cpu_s(was) > COMPUTES_S or not _is_at_one_line(was, one))
         for was, one in _pairs(before, after)
-        if in_calls or one["is_driver"] or not one.get("calls")
+        if in_calls or one["is_driver"] or (one["state"] == messages.ANSWERED and not one.get("calls"))
     )
 
 
-def _computes(was: ListedStacks, now: ListedStacks) -> bool:
-    """Return whether a process computes at one line: in native code, or in the garbage collector."""
-    return _is_at_work(was, now) and _is_at_one_line(was, now) and _cpu_s(now) - _cpu_s(was) > COMPUTES_S
+def _computes(samples: Sequence[Sequence[ListedStacks]]) -> bool:
+    """Return whether a process computes at the same line in all looks: in native code, or in the garbage collector."""
+    *looks, last = samples
+    moved = {one["instance"] for look in looks for was, one in _pairs(look, last) if not _is_at_one_line(was, one)}
+    return any(
+        _is_at_work(was, one) and _cpu_s(one) - _cpu_s(was) > COMPUTES_S
+        for look in looks[-1:]
+        for was, one in _pairs(look, last)
+        if one["instance"] not in moved
+    )
 
 
 def _is_at_work(was: ListedStacks, now: ListedStacks) -> bool:
