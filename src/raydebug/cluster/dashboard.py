@@ -189,10 +189,10 @@ class Dashboard:
         """
         unfinished = ("state", "!=", "FINISHED"), ("state", "!=", "FAILED")
         rows: list[TaskRow] = self._rows("tasks", *unfinished, limit=MOST_TASKS, timeout=TASKS_TIMEOUT_S, detail="0")
-        if not any(row["state"] == UNPLACED for row in rows):
+        if not any(row.get("state") == UNPLACED for row in rows):
             return rows
         detailed = self._rows("tasks", ("state", "=", UNPLACED), limit=100, timeout=TASKS_TIMEOUT_S)
-        return [*{row["task_id"]: row for row in (*rows, *detailed)}.values()]
+        return [*{str(row.get("task_id")): row for row in (*rows, *detailed)}.values()]
 
     def task_table(self, job_id: str) -> tuple[list[dict[str, Any]], bool]:
         """Return the rows of a job's tasks with their times, at most MOST_TASKS, and whether there were more.

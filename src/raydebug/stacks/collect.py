@@ -169,11 +169,15 @@ def fetch_tasks(cluster: Cluster, processes: Iterable[ListedStacks], before: Ite
     from raydebug.cluster.dashboard import Dashboard
     from raydebug.jobs.resource_requests import describe_resources
 
+    unknown = "Ray's tasks are unknown, so who waits for whom in ray.get is too"
     try:
-        rows = Dashboard(cluster).unfinished_tasks()
+        listed = Dashboard(cluster).unfinished_tasks()
     except RaydebugError as error:
-        render.say(f"Ray's tasks are unknown, so who waits for whom in ray.get is too: {error.cause}")
+        render.say(f"{unknown}: {error.cause}")
         return []
+    rows = [row for row in listed if all(isinstance(row.get(name), str) for name in ("task_id", "name", "state"))]
+    if len(rows) < len(listed):
+        render.say(f"{unknown}: {len(listed) - len(rows)} of {len(listed)} rows have no task_id, name and state")
     if len(rows) >= MOST_TASKS:
         render.say(f"of Ray's unfinished tasks {MOST_TASKS:,} are read; a wait for another one is not followed")
     seen = {(task["task_id"], task["state"]): task.get("looks", 1) for task in before}
