@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from test_stack_verdicts import LOADING, collective, frame, process
 
-from raydebug.stacks.hang_watch import Progress, longest_call
+from raydebug.stacks.hang_watch import longest_call
+from raydebug.stacks.progress import Progress
 
 LIMIT_S = 100.0
 STUCK = [*(collective(rank) for rank in range(3)), process(3, *LOADING)]
