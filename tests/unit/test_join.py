@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway_under_test import open_gateway
-from raydebug.cluster import on_nodes
+from raydebug.cluster import on_nodes, reach
 from raydebug.cluster.find import cluster_around_us
 from raydebug.cluster.state import Cluster
 from raydebug.jobs.submit import node_variables
@@ -122,9 +122,9 @@ def test_a_port_through_a_command():
     """Bytes go through a command's stdin and stdout to a port at the far end, and back; connections end with it."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    reach = [sys.executable, "-P", "-m", "raydebug.cluster.reach"]
+    way = [sys.executable, "-P", "-m", "raydebug.cluster.reach"]
     with serving(_Echo) as there:
-        here = subprocess.Popen([*reach, "here", f"{port}={there}", "env", "A=b", *reach, "there", "FAR_PORT"])
+        here = subprocess.Popen([*way, "here", f"{port}={there}", "env", "A=b", *way, "there", "FAR_PORT"])
         try:
             connection = _connect(port)
             sent = os.urandom(300_000)
@@ -148,6 +148,35 @@ def _connect(port: int) -> socket.socket:
         except OSError:
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+THERE = [sys.executable, "-P", "-m", "raydebug.cluster.reach", "there", "FAR_PORT"]
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (THERE, "is where this connection comes from: nothing else listens there"),
+        (["env", "-u", reach.PORTS_HERE, *THERE], "3 connections at once: does env lead back to this port?"),
+    ],
+    ids=["ours", "another"],
+)
+def test_a_way_that_leads_back(tmp_path, command, says):
+    """A command that leads back to its own port does not start processes without end."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    code = "import asyncio, sys; from raydebug.cluster import reach; reach.MOST_AT_ONCE = 3;"
+    code += "asyncio.run(reach.here(sys.argv[1], sys.argv[2:]))"
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        here = subprocess.Popen([sys.executable, "-P", "-c", code, f"{port}={port}", *command], stderr=file)
+    try:
+        with _connect(port) as connection:
+            assert connection.recv(1) == b""
+        assert says in log.read_text()
+    finally:
+        here.kill()
+        here.wait()
 
 
 def test_a_dashboard_of_another_program():

@@ -18,16 +18,24 @@ import socket
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 
 from raydebug.cluster.port_owner import is_ours
 
 FAR_PORT = "FAR_PORT"  # in the command
 PIECE_BYTES = 64 * 1024
+MOST_AT_ONCE = 200  # connections: a command that leads back to this port starts one more for each
+PORTS_HERE = "RAYDEBUG_PORTS_HERE"  # of a command: the network it was started in, and the ports that lead to it
 CLIENT_LEFT_S = 60.0  # after the client's end; over a network that was cut the far end never comes
 
 
 def there(port: int) -> None:
     """Pass bytes between stdin, stdout and a port of loopback until the port's end is closed."""
+    network, _, ports = os.environ.get(PORTS_HERE, "").rpartition(" ")
+    if network and network == _network() and str(port) in ports.split(","):  # it would end here again, and so on
+        sys.exit(
+            f"port {port} of {socket.gethostname()} is where this connection comes from: nothing else listens there"
+        )
     try:
         connection = socket.create_connection(("127.0.0.1", port))
     except OSError as error:  # what `up` then quotes
@@ -46,13 +54,23 @@ def there(port: int) -> None:
                 data = data[os.write(1, data) :]
 
 
+def _network() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot} {Path('/proc/self/ns/net').readlink()}"
+
+
 async def here(ways: str, argv: list[str]) -> None:
     """Serve ports of loopback until the end of the process; `ways` is PORT=FAR,..."""
+    served = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def serve(far: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            if is_ours(writer):
-                await _connect(reader, writer, [word.replace(FAR_PORT, far) for word in argv])
+            if served.locked():
+                sys.stderr.write(f"{MOST_AT_ONCE} connections at once: does {argv[0]} lead back to this port?\n")
+                sys.stderr.flush()
+            elif is_ours(writer):
+                async with served:
+                    await _connect(reader, writer, [word.replace(FAR_PORT, far) for word in argv])
         except OSError as error:  # the program is missing, or no more can be started
             sys.stderr.write(f"{argv[0]}: {error.strerror}\n")
             sys.stderr.flush()
@@ -60,6 +78,8 @@ async def here(ways: str, argv: list[str]) -> None:
             writer.close()
 
     pairs = [way.split("=") for way in ways.split(",")]
+    with contextlib.suppress(OSError):  # no Linux
+        os.environ[PORTS_HERE] = f"{_network()} {','.join(port for port, _ in pairs)}"
     servers = [await asyncio.start_server(partial(serve, far), "127.0.0.1", int(port)) for port, far in pairs]
     await asyncio.gather(*(server.serve_forever() for server in servers))
 
