@@ -111,6 +111,7 @@ def open_way(cluster: Cluster, asked: Mapping[str, int | None]) -> Cluster:
                 return cluster
             if TAKEN not in last_said(cluster):  # else another program took a port that was free when it was chosen
                 break
+        close_way(cluster)  # it may only be slow
         raise RaydebugError(
             "the tunnel to the head has not started", cause=last_said(cluster) or "it printed nothing",
             fix=f"read {cluster.folder / LOG}", code="joined.no-way",
