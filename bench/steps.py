@@ -30,14 +30,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=15, help="of each run")
     options = parser.parse_args()
     took: dict[str, list[float]] = {way: [] for way in WAYS}
-    machine = machine_line(measuring.machine())
+    before = measuring.machine()
     with place() as folder, cluster_for(folder):
         for number in range(options.runs):
             for way in sorted(WAYS, reverse=bool(number % 2)):
                 took[way].append(step_s(folder, WAYS[way], options.steps))
                 print(f"{way}: {took[way][-1]:.4f} s", file=sys.stderr, flush=True)
+    about = {**before, "load_after": measuring.machine()["load"], "repetitions": options.runs}
     medians = {way: statistics.median(values) for way, values in took.items()}
-    print(f"{machine}\n\n| a step | median of {options.runs} runs | smallest and largest |\n|---|---|---|")
+    print(f"{machine_line(about)}\n\n| a step | median of {options.runs} runs | smallest and largest |\n|---|---|---|")
     for way, values in took.items():
         print(f"| {way} | {1e3 * medians[way]:.1f} ms | {1e3 * min(values):.1f} to {1e3 * max(values):.1f} ms |")
     pairs = [(one / other - 1) * 100 for one, other in zip(took["with"], took["without"], strict=True)]
