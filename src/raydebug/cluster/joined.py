@@ -89,11 +89,7 @@ def join(
                 command_of(base.there.through, cluster.python)
         except BaseException as error:
             said = last_said(base)
-            if earlier is None and base.there.through:
-                close_way(base)
-                state.forget(base)
-            elif earlier is not None and base.there.through != earlier.there.through:
-                _put_back(base, earlier)
+            _undo_way(base, earlier)
             if base.there.head_dashboard and isinstance(error, RaydebugError) and error.code == "cluster.no-answer":
                 raise _no_way(base, said or error.cause) from error
             raise
@@ -275,12 +271,16 @@ def _no_way(base: Cluster, said: str) -> RaydebugError:
     )
 
 
-def _put_back(now: Cluster, earlier: Cluster) -> None:
-    """Record an earlier join again, and open its way to the head, which another one has replaced."""
-    close_way(now)
-    state.save_cluster(replace(earlier, supervisor_pid=0))
-    with ignore_interrupts(), contextlib.suppress(RaydebugError):
-        open_way(replace(earlier, supervisor_pid=0), {})
+def _undo_way(now: Cluster, earlier: Cluster | None) -> None:
+    """End the way of a join that has failed, and forget it; open the way of an earlier join that it has replaced."""
+    if earlier is None and now.there.through:
+        close_way(now)
+        state.forget(now)
+    elif earlier is not None and now.there.through != earlier.there.through:
+        close_way(now)
+        state.save_cluster(replace(earlier, supervisor_pid=0))
+        with ignore_interrupts(), contextlib.suppress(RaydebugError):
+            open_way(replace(earlier, supervisor_pid=0), {})
 
 
 def _earlier(name: str, dashboard: str) -> Cluster | None:

@@ -18,9 +18,9 @@ import socket
 import sys
 import threading
 from functools import partial
-from pathlib import Path
 
 from raydebug.cluster.port_owner import is_ours
+from raydebug.protocol.node_facts import namespace
 
 FAR_PORT = "FAR_PORT"  # in the command
 PIECE_BYTES = 64 * 1024
@@ -32,7 +32,7 @@ CLIENT_LEFT_S = 60.0  # after the client's end; over a network that was cut the 
 def there(port: int) -> None:
     """Pass bytes between stdin, stdout and a port of loopback until the port's end is closed."""
     network, _, ports = os.environ.get(PORTS_HERE, "").rpartition(" ")
-    if network and network == _network() and str(port) in ports.split(","):  # it would end here again, and so on
+    if network and network == namespace("net") and str(port) in ports.split(","):  # it would end here again, and so on
         sys.exit(
             f"port {port} of {socket.gethostname()} is where this connection comes from: nothing else listens there"
         )
@@ -54,11 +54,6 @@ def there(port: int) -> None:
                 data = data[os.write(1, data) :]
 
 
-def _network() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot} {Path('/proc/self/ns/net').readlink()}"
-
-
 async def here(ways: str, argv: list[str]) -> None:
     """Serve ports of loopback until the end of the process; `ways` is PORT=FAR,..."""
     served = asyncio.Semaphore(MOST_AT_ONCE)
@@ -78,8 +73,7 @@ async def here(ways: str, argv: list[str]) -> None:
             writer.close()
 
     pairs = [way.split("=") for way in ways.split(",")]
-    with contextlib.suppress(OSError):  # no Linux
-        os.environ[PORTS_HERE] = f"{_network()} {','.join(port for port, _ in pairs)}"
+    os.environ[PORTS_HERE] = f"{namespace('net')} {','.join(port for port, _ in pairs)}"
     servers = [await asyncio.start_server(partial(serve, far), "127.0.0.1", int(port)) for port, far in pairs]
     await asyncio.gather(*(server.serve_forever() for server in servers))
 

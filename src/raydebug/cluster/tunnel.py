@@ -107,11 +107,15 @@ def open_way(cluster: Cluster, asked: Mapping[str, int | None]) -> Cluster:
         for _ in range(TRIES):
             with choosing_ports(cluster.name) as taken, ignore_interrupts():  # what was started is recorded
                 cluster = _start(_at(cluster, choose_ports(dict(asked), cluster.ports, taken, far)))
-            if _listens(cluster):
-                return cluster
+            try:
+                if _listens(cluster):
+                    return cluster
+            except BaseException:  # Ctrl-C; who called has no record of this process yet
+                close_way(cluster)
+                raise
+            close_way(cluster)  # it may only be slow
             if TAKEN not in last_said(cluster):  # else another program took a port that was free when it was chosen
                 break
-        close_way(cluster)  # it may only be slow
         raise RaydebugError(
             "the tunnel to the head has not started", cause=last_said(cluster) or "it printed nothing",
             fix=f"read {cluster.folder / LOG}", code="joined.no-way",

@@ -42,10 +42,10 @@ def birth() -> Birth:
     return found
 
 
-def namespace() -> str:
-    """Name the machine's boot and the pid namespace of this process."""
+def namespace(kind: str = "pid") -> str:
+    """Name the machine's boot and a namespace of this process, see namespaces(7); empty where there are none."""
     try:
-        return f"{_read('/proc/sys/kernel/random/boot_id').strip()} {os.readlink('/proc/self/ns/pid')}"
+        return f"{_read('/proc/sys/kernel/random/boot_id').strip()} {os.readlink(f'/proc/self/ns/{kind}')}"
     except OSError:
         return ""
 
@@ -59,6 +59,11 @@ def cpu_seconds(task: int | str) -> float:
     """Return the CPU time of a process, in user and kernel mode; of a thread of this one as `self/task/ID`."""
     fields = _stat(task) or [""] * 13
     return (_number(fields[11]) + _number(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def io_bytes() -> int:
+    """Return what this process has written to files and pipes, and read from disks: proc_pid_io(5)."""
+    return _counter("/proc/self/io", "wchar:") + _counter("/proc/self/io", "read_bytes:")
 
 
 def zombie_status(pid: int) -> int | None:

@@ -74,15 +74,15 @@ class Progress:
 
         It is reported again after twice the time, and so on, until there is progress.
         """
-        before, apart_s = self._samples[-1:], now - self._sampled
+        before, apart_s = self._samples[-1] if self._samples else [], now - self._sampled
         self._sampled, self._samples = now, [*self._samples, sample][-MAX_SAMPLES:]
-        moves = any(_moves(one, sample, in_calls=self._by_steps) for one in before)
+        moves = _moves(before, sample, in_calls=self._by_steps)
         verdict = judge(self._samples)
         if verdict["kind"] in NO_HANG:
             self._note_progress(now)
         elif self._by_steps:
             self._take_words(words, now, moves=moves)
-        elif moves or any(_has_worked(one, sample, apart_s) for one in before) or _is_new(verdict, before, apart_s):
+        elif moves or _has_worked(before, sample, apart_s) or (before and _ends_in_new_call(verdict, apart_s)):
             self._note_progress(now)
         elif _computes(self._samples):
             self._worked = now
@@ -98,16 +98,16 @@ class Progress:
 
     def _take_words(self, words: Words, now: float, *, moves: bool) -> None:
         before_step, before = self._work
-        step = max((one["step"] for one in words.values() if "step" in one), default=before_step)
+        step = max((said["step"] for said in words.values() if "step" in said), default=before_step)
         work = {
-            instance: (one.get("ended", 0), sum(request.get("tokens", 0) for request in one.get("requests", [])))
-            for instance, one in words.items()
+            instance: (said.get("ended", 0), sum(request.get("tokens", 0) for request in said.get("requests", [])))
+            for instance, said in words.items()
         }
         # A process may miss a look: what it said before counts.
         goes_on = any(before.get(instance, done) != done for instance, done in work.items())
         self._work = step, {**before, **work}
-        starts = any(one.get("starting") for one in words.values())
-        in_users_code = any(one.get("rewards") or one.get("samples") for one in words.values())
+        starts = any(said.get("starting") for said in words.values())
+        in_users_code = any(said.get("rewards") or said.get("samples") for said in words.values())
         works = moves and not in_users_code
         if before_step not in (None, step) or (starts and works):
             self._note_progress(now)
@@ -121,11 +121,11 @@ class Progress:
 
 def _pairs(before: Look, after: Look) -> Iterator[tuple[ListedStacks, ListedStacks]]:
     """Yield the processes of two looks, each as it was and as it is, that were seen in the same way."""
-    then = {one["instance"]: one for one in before if one["threads"]}
-    for one in after:
-        was = then.get(one["instance"])
-        if was is not None and was["state"] == one["state"] and one["threads"]:
-            yield was, one
+    then = {process["instance"]: process for process in before if process["threads"]}
+    for now in after:
+        was = then.get(now["instance"])
+        if was is not None and was["state"] == now["state"] and now["threads"]:
+            yield was, now
 
 
 def _moves(before: Look, after: Look, *, in_calls: bool) -> bool:
@@ -137,21 +137,21 @@ def _moves(before: Look, after: Look, *, in_calls: bool) -> bool:
         in_calls: whether lines inside of one call count, in other processes than the driver.
     """
     return any(
-        _is_at_work(was, one) and (_cpu_s(one) - _cpu_s(was) > COMPUTES_S or not _is_at_one_line(was, one))
-        for was, one in _pairs(before, after)
-        if in_calls or one["is_driver"] or (one["state"] == messages.ANSWERED and not one.get("calls"))
+        _is_at_work(was, now) and (_cpu_s(now) - _cpu_s(was) > COMPUTES_S or not _is_at_one_line(was, now))
+        for was, now in _pairs(before, after)
+        if in_calls or now["is_driver"] or (now["state"] == messages.ANSWERED and not now.get("calls"))
     )
 
 
 def _computes(samples: Sequence[Look]) -> bool:
     """Return whether a process computes at the same line in all looks: in native code, or in the garbage collector."""
     *looks, last = samples
-    moved = {one["instance"] for look in looks for was, one in _pairs(look, last) if not _is_at_one_line(was, one)}
+    moved = {now["instance"] for look in looks for was, now in _pairs(look, last) if not _is_at_one_line(was, now)}
     return any(
-        _is_at_work(was, one) and _cpu_s(one) - _cpu_s(was) > COMPUTES_S
+        _is_at_work(was, now) and _cpu_s(now) - _cpu_s(was) > COMPUTES_S
         for look in looks[-1:]
-        for was, one in _pairs(look, last)
-        if one["instance"] not in moved
+        for was, now in _pairs(look, last)
+        if now["instance"] not in moved
     )
 
 
@@ -171,26 +171,26 @@ def _cpu_s(process: ListedStacks) -> float:
 def _has_worked(before: Look, after: Look, apart_s: float) -> bool:
     """Return whether a process has begun another call of the user's code, has moved data, or its children computed."""
     return any(
-        one.get("children_cpu_s", 0.0) - was.get("children_cpu_s", 0.0) > COMPUTES_S
-        or one.get("io_bytes", 0) - was.get("io_bytes", 0) > DATA_BYTES
-        or _has_new_call(was, one, apart_s)
-        for was, one in _pairs(before, after)
-        if one["state"] == messages.ANSWERED
+        now.get("children_cpu_s", 0.0) - was.get("children_cpu_s", 0.0) > COMPUTES_S
+        or now.get("io_bytes", 0) - was.get("io_bytes", 0) > DATA_BYTES
+        or _has_new_call(was, now, apart_s)
+        for was, now in _pairs(before, after)
+        if now["state"] == messages.ANSWERED
     )
 
 
 def _has_new_call(was: ListedStacks, now: ListedStacks, apart_s: float) -> bool:
     """Return whether a process is in a call that nobody saw before the last look: its age begins with the first one."""
-    active = [one["name"] for one in now["threads"][:1]]
-    ages_s = {one["thread"]: one["age_s"] for one in was.get("calls", [])}
+    active = now["threads"][0]["name"]
+    ages_s = {call["thread"]: call["age_s"] for call in was.get("calls", [])}
     return any(
-        one["age_s"] <= ages_s.get(one["thread"], 0.0) or one["age_s"] < apart_s - TICK_S
-        for one in now.get("calls", [])
-        if one["thread"] in active
+        call["age_s"] <= ages_s.get(call["thread"], 0.0) or call["age_s"] < apart_s - TICK_S
+        for call in now.get("calls", [])
+        if call["thread"] == active
     )
 
 
-def _is_new(verdict: Verdict, before: Sequence[object], apart_s: float) -> bool:
+def _ends_in_new_call(verdict: Verdict, apart_s: float) -> bool:
     """Return whether the thread that all wait for, the active one of its process or not, is in such a call."""
     age_s = verdict["call_age_s"]
-    return bool(before) and verdict["kind"] == "moving" and age_s is not None and age_s <= max(0.0, apart_s - TICK_S)
+    return verdict["kind"] == "moving" and age_s is not None and age_s <= max(0.0, apart_s - TICK_S)

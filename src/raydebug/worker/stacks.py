@@ -12,11 +12,10 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from raydebug.protocol.node_facts import cpu_seconds
+from raydebug.protocol.node_facts import cpu_seconds, io_bytes
 from raydebug.protocol.questions import FramesBody, StacksBody
 from raydebug.protocol.records import FramesRecord, OpenCall, StackFrame, StacksRecord, ThreadStack, digest_of
 from raydebug.worker import calls, flight_recorder, ray_collectives, records, source
@@ -78,8 +77,7 @@ def collect() -> StacksRecord:
         record["listens"], record["pipes"] = read_open_files()
     ended = os.times()
     record["children_cpu_s"] = round(ended.children_user + ended.children_system, 2)
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        record["io_bytes"] = _io_bytes()
+    record["io_bytes"] = io_bytes()
     return record
 
 
@@ -115,13 +113,6 @@ def _of_each_kind(stacks: list[_Stack], limit: int) -> list[_Stack]:
         first.setdefault(tuple((id(frame.f_code), frame.f_lineno) for frame in frames), number)
     others = {*range(len(stacks))}.difference(first.values())
     return [stacks[number] for number in sorted([*first.values(), *sorted(others)][:limit])]
-
-
-def _io_bytes() -> int:
-    """Return what this process has written to files and pipes, and read from disks: proc_pid_io(5)."""
-    lines = Path("/proc/self/io").read_text(encoding="utf-8").splitlines()
-    counted = dict(line.split(": ") for line in lines)
-    return int(counted["wchar"]) + int(counted["read_bytes"])
 
 
 def callers(frame: FrameType | None) -> list[FrameType]:
