@@ -595,6 +595,23 @@ def test_a_way_that_does_not_start_at_a_second_join(dashboard, monkeypatch, url)
     assert joined.leave(found) == []
 
 
+def test_ctrl_c_while_a_way_starts(dashboard, monkeypatch):
+    """Ctrl-C before the way listens leaves no process: the join has no record of it yet."""
+    dashboard.python = sys.executable
+
+    def interrupt(_: Cluster) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tunnel, "_listens", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        join(dashboard, "env A=b")
+    port = dashboard.url.rpartition(":")[2]
+    assert not [
+        one.pid for one in psutil.process_iter(["cmdline"]) if f"={port}" in " ".join(one.info["cmdline"] or [])
+    ]
+    assert read_record("x") is None
+
+
 def test_no_tunnel_of_a_cluster_that_is_gone(dashboard, monkeypatch):
     """Where `down` fails and says that the folder may be removed, no process is left that it alone knows."""
     dashboard.python = sys.executable
