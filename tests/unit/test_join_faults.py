@@ -568,7 +568,8 @@ def test_a_way_that_fails_at_a_second_join(dashboard):
     refused(dashboard, "joined.no-way", "false")
     found = read_record("x")
     assert found is not None
-    assert (found.there, found.ports) == (first.there, first.ports)
+    # Its ports may be others: another program may have taken them meanwhile.
+    assert (found.there.through, found.there.job) == (first.there.through, first.there.job)
     assert "A=b" in psutil.Process(found.supervisor_pid).cmdline()
     socket.create_connection(("127.0.0.1", found.ports["gateway"])).close()
     assert joined.leave(found) == []
@@ -635,7 +636,7 @@ def test_another_port_of_this_machine(dashboard):
     assert raised.value.code == "port.taken"
     assert psutil.pid_exists(first.supervisor_pid)
     second = tunnel.open_way(first, {"gateway": port, "dashboard": None})
-    assert second.ports == {**first.ports, "gateway": port}
+    assert second.ports["gateway"] == port  # that of the dashboard may be another: other tests take ports too
     assert not psutil.pid_exists(first.supervisor_pid)
     assert tunnel.open_way(second, {"gateway": port}).supervisor_pid == second.supervisor_pid
     assert joined.leave(second) == []
@@ -672,9 +673,7 @@ def test_a_port_that_another_program_takes_meanwhile(dashboard, monkeypatch):
 
         monkeypatch.setattr(tunnel, "choose_ports", choose)
         cluster = join(dashboard, "env A=b")
-        assert (
-            len(chosen) >= 3
-        )  # the port that was taken, the dashboard's, and then the gateway's too; others run tests
+        assert len(chosen) >= 3  # the port that was taken, the dashboard's, then the gateway's too; others run tests
         assert cluster.ports == chosen[-1]
         assert joined.leave(cluster) == []
 
