@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from ray_by_hand import HEAD, RAY_STARTS_S, User, assert_token_is_hidden, debug, is_up, ray_environ, ray_start
 from runs import JOBS, RAYDEBUG, wait_for
 from world import NODES, World, long
+
+RAY = tuple(int(part) for part in version("ray").split(".")[:2])
 
 pytestmark = [pytest.mark.timeout(500), long]
 
@@ -45,6 +48,7 @@ def submit(world: World, script: str, environ: dict[str, str]) -> str:
     return world.login(["sbatch", "--parsable", str(file)], env=environ).stdout.strip()
 
 
+@pytest.mark.skipif(RAY < (2, 54), reason="before Ray 2.54 the workers never see the head (ray issue 59795)")
 def test_symmetric_run(world: World):
     """Under `ray symmetric-run` the command on the head joins its own Ray, the only one; an actor on n3 pauses."""
     log = world.home() / "symmetric.log"

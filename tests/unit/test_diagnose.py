@@ -48,6 +48,9 @@ HEALTHY = """\
 (TaskRunner pid=71) Filtering prompts longer than 512 tokens: 100%|##########| 8/8 [00:03<00:00, 2.00 examples/s]
 (TaskRunner pid=71) Token indices sequence length is longer than the specified maximum sequence length (20 > 10)
 Training Progress: 100%|##########| 2/2 [00:10<00:00,  5.00s/it]
+2026-01-02 10:20:39,651\tVINFO scripts.py:1299 -- Send termination request to `/venv/lib/python3.11/site-packages/ray/\
+core/src/ray/raylet/raylet --node_ip_address=10.0.0.1 --head "--python_worker_command=/venv/bin/python3.11 /venv/lib/\
+python3.11/site-packages/ray/_private/workers/setup_worker.py --gcs-address=10.0.0.1:6379"` (via SIGTERM)
 (TaskRunner pid=71) Final validation metrics: {'val-core/gsm8k/acc/mean@1': 0.5}
 [W102 10:20:40.000 ProcessGroupNCCL.cpp:1250] Warning: WARNING: destroy_process_group() was not called
 """
