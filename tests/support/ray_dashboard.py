@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 JOB = "raydebug-000000-b3a000"
+HEAD = {"node_id": "n1", "node_ip": "127.0.0.1", "state": "ALIVE", "is_head_node": True, "resources_total": {}}
 _WEBSOCKET = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
 
 
@@ -106,7 +107,7 @@ class RayDashboard:
             return self._log
         rows: list[dict[str, object]] = []
         if path == "/api/v0/nodes":
-            rows = [{"node_id": "n1", "node_ip": "127.0.0.1", "state": "ALIVE", "is_head_node": True}]
+            rows = [HEAD]
         answers: dict[str, object] = {
             "/api/jobs/": [self._job()],
             f"/api/jobs/{JOB}": self._job(),

@@ -137,7 +137,7 @@ def test_half_a_line(dashboard):
     """A line that is being written is read once it is whole; what was printed before it does not matter."""
     cluster = join(dashboard)
     whole = f"warning{on_nodes.MARK}\n{on_nodes.MARK}{json.dumps({'nodes': [NODE]})}"
-    job = {"submission_id": "raydebug-nodes-1", "status": "RUNNING", "log": whole}
+    job = {"submission_id": "raydebug-nodes-1", "status": "RUNNING", "entrypoint": "", "log": whole}
     dashboard.jobs["raydebug-nodes-1"] = job
     asked = len(dashboard.seen)
 
@@ -146,7 +146,7 @@ def test_half_a_line(dashboard):
             time.sleep(0.01)
         job["log"] = f"{whole}\n"
 
-    thread = threading.Thread(target=finish)
+    thread = threading.Thread(target=finish, daemon=True)
     thread.start()
     assert node_jobs.wait_for_answer(cluster, "raydebug-nodes-1")["nodes"][0]["ip"] == "127.0.0.1"
     thread.join()
@@ -165,7 +165,7 @@ def test_a_log_without_end(dashboard, monkeypatch):
     """A log that somebody has filled is not taken into memory."""
     cluster = join(dashboard)
     monkeypatch.setattr(node_jobs, "LOG_BYTES", 1 << 20)
-    dashboard.jobs["raydebug-nodes-1"] = {"status": "RUNNING", "log": "x" * (2 << 20)}
+    dashboard.jobs["raydebug-nodes-1"] = {"status": "RUNNING", "entrypoint": "", "log": "x" * (2 << 20)}
     with pytest.raises(RaydebugError, match="is too long"):
         node_jobs.wait_for_answer(cluster, "raydebug-nodes-1")
 
@@ -317,7 +317,8 @@ def test_down_on_a_busy_head(dashboard):
     dashboard.refuse = refuse
     assert joined.leave(cluster) == []
     assert stops == 3
-    dashboard.jobs["raydebug-gateway-1"] = {"submission_id": "raydebug-gateway-1", "status": "RUNNING"}
+    running = {"submission_id": "raydebug-gateway-1", "status": "RUNNING", "entrypoint": ""}
+    dashboard.jobs["raydebug-gateway-1"] = running
     dashboard.refuse = lambda what: 500 if what.endswith("/stop") or "GET /api/jobs/r" in what else None
     assert not node_jobs.stop_job(cluster, "raydebug-gateway-1", limit_s=0.3)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 from urllib.parse import urlsplit
 
@@ -33,6 +33,12 @@ PACKAGE_TIMEOUT_S = 120.0
 # and later ones take no `format`, and send the file as it is.
 AS_TEXT = {"format": "text"}
 NO_LOG = "[get_logs] Fetch log error: "  # the whole answer then, with status 200
+# What each row has to have; tasks are looked at where they are used, and the odd ones are left out and said there.
+NEEDED = {
+    "nodes": {"node_id", "node_ip", "state", "resources_total"}, "workers": {"worker_id", "num_paused_threads"},
+    "actors": {"pid", "class_name"},
+}  # fmt: skip
+NEEDED_OF_JOBS = {"status", "entrypoint"}
 STOCK_ID_CHARS = 8  # of Ray's worker id: enough to tell them apart, short enough to type
 
 
@@ -298,7 +304,7 @@ class Dashboard:
 
     def job(self, submission_id: str) -> JobInfo:
         """Return a job's status, message and exit code."""
-        info: JobInfo = self._ask("GET", f"/api/jobs/{submission_id}")
+        info: JobInfo = self._ask("GET", f"/api/jobs/{submission_id}", needs=NEEDED_OF_JOBS)
         return info
 
     def job_logs(self, submission_id: str) -> str:
@@ -347,7 +353,7 @@ class Dashboard:
                 yield with_local_names(self._cluster, text)
 
     def _all_jobs(self) -> list[JobInfo]:
-        rows: list[JobInfo] = self._ask("GET", "/api/jobs/", of=list)
+        rows: list[JobInfo] = self._ask("GET", "/api/jobs/", of=list, needs=NEEDED_OF_JOBS)
         return rows
 
     def _rows(
@@ -358,11 +364,16 @@ class Dashboard:
         given = dict(zip(names, (list(column) for column in zip(*filters, strict=True)), strict=False))
         params = {"detail": 1, "limit": limit, **given, **more}
         keys = ("data", "result", "result")
-        rows: list[Any] = self._ask("GET", f"/api/v0/{table}", *keys, of=list, params=params, timeout=timeout)
+        how: dict[str, Any] = {"params": params, "timeout": timeout}
+        rows: list[Any] = self._ask("GET", f"/api/v0/{table}", *keys, of=list, needs=NEEDED.get(table, ()), **how)
         return rows
 
-    def _ask(self, method: str, path: str, *keys: str, of: type = dict, **options: Any) -> Any:
-        """Return what Ray answers, or the part of it at these keys; the items of a list have to be dictionaries.
+    def _ask(
+        self, method: str, path: str, *keys: str, of: type = dict, needs: Collection[str] = (), **options: Any
+    ) -> Any:
+        """Return what Ray answers, or the part of it at these keys: a dictionary that has what is needed, or a list.
+
+        The items of a list are such dictionaries.
 
         Raises:
             RaydebugError: no answer, a refusal, or no answer of Ray's.
@@ -372,7 +383,8 @@ class Dashboard:
             found = answer.json()
             for key in keys:
                 found = found[key]
-            if isinstance(found, of) and (not isinstance(found, list) or all(isinstance(row, dict) for row in found)):
+            rows = found if isinstance(found, list) else [found] if needs else []
+            if isinstance(found, of) and all(isinstance(row, dict) and row.keys() >= set(needs) for row in rows):
                 return found
         except (ValueError, LookupError, TypeError):
             pass
