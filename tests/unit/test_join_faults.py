@@ -29,7 +29,7 @@ from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.known_folders import note_shared
 from raydebug.cluster.runner import NodeRunner, run_on_each
 from raydebug.cluster.state import Cluster, Remote, read_record
-from raydebug.cluster.up import UpOptions, choose_ports
+from raydebug.cluster.up import UpOptions, choose_ports, notice_interrupts
 from raydebug.errors import RaydebugError
 from raydebug.protocol.variables import TOKEN_PATH
 
@@ -612,6 +612,29 @@ def test_ctrl_c_while_a_way_starts(dashboard, monkeypatch):
         one.pid for one in psutil.process_iter(["cmdline"]) if f"={port}" in " ".join(one.info["cmdline"] or [])
     ]
     assert read_record("x") is None
+
+
+def test_ctrl_c_at_a_second_join(dashboard):
+    """The earlier way is opened again, though that waits until it listens, and Ctrl-C was pressed before."""
+    dashboard.python = sys.executable
+    first = join(dashboard, "env A=b")
+    joined_before = len(dashboard.asked)
+
+    def press(asked: str) -> int | None:
+        if asked == "GET /api/version":
+            os.kill(os.getpid(), signal.SIGINT)
+        return None
+
+    dashboard.refuse = press
+    with notice_interrupts(), pytest.raises(KeyboardInterrupt):
+        join(dashboard, "env A=c")
+    dashboard.refuse = lambda _: None
+    assert len(dashboard.asked) == joined_before
+    found = read_record("x")
+    assert found is not None
+    assert (found.there.through, found.there.job) == (first.there.through, first.there.job)
+    assert "A=b" in psutil.Process(found.supervisor_pid).cmdline()
+    assert joined.leave(found) == []
 
 
 def test_no_tunnel_of_a_cluster_that_is_gone(dashboard, monkeypatch):

@@ -185,7 +185,7 @@ def leave(cluster: Cluster, *, touched: bool = True) -> list[str]:
         RaydebugError: the cluster does not answer; the record is kept.
     """
     try:
-        if cluster.there.through and supervisor_of(cluster) is None:
+        if cluster.there.head_dashboard and supervisor_of(cluster) is None:
             cluster = open_way(cluster, {})
         dashboard = Dashboard(cluster)
         nodes = dashboard.living_nodes()

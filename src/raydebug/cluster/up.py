@@ -267,11 +267,14 @@ def notice_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ignore_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C, so that cleaning up is not cut off by a second one."""
-    before = _answer_by(signal.SIG_IGN)
+    """Ignore Ctrl-C, so that cleaning up is cut off neither by a second one nor by the first one."""
+    global _pressed
+    before, was_pressed = _answer_by(signal.SIG_IGN), _pressed
+    _pressed = False  # for `raise_if_interrupted` of what is called in this block
     try:
         yield
     finally:
+        _pressed = was_pressed
         _answer_by(before)
 
 
