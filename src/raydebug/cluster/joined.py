@@ -72,27 +72,7 @@ def join(
     with only_one(options.name, wait=False):
         earlier = _earlier(options.name, asked.dashboard)
         on_phase("asking its dashboard")
-        base = _with_way(options, asked, earlier, through)
-        try:
-            if base.there.head_dashboard:
-                base = open_way(base, options.ports)
-            try:
-                asked = _checked(asked, base)
-            except RaydebugError as error:
-                if earlier is None or not base.there.head_dashboard or error.code != "cluster.no-answer":
-                    raise
-                close_way(base)  # it may have the ssh-agent of a terminal that is closed
-                base = open_way(base, options.ports)
-                asked = _checked(asked, base)
-            cluster = _plan(options, asked, base)
-            if base.there.through:  # with the Python that the dashboard names
-                command_of(base.there.through, cluster.python)
-        except BaseException as error:
-            said = last_said(base)
-            _undo_way(base, earlier)
-            if base.there.head_dashboard and isinstance(error, RaydebugError) and error.code == "cluster.no-answer":
-                raise _no_way(base, said or error.cause) from error
-            raise
+        asked, cluster = _reach(options, asked, earlier, through)
         was, job = cluster.there, cluster.there.job
         runs = bool(job) and _status(asked, job) not in ENDED
         if runs:
@@ -102,13 +82,7 @@ def join(
         cluster, answer = _ask(cluster, options, earlier, token, with_gateway=not runs, on_phase=on_phase)
         unknown = not was.client_port  # the join that has started it was killed
         if runs and (answer["public"] or unknown):  # /tmp was cleaned: a new token, so a new gateway too
-            if not stop_job(cluster, job):
-                raise RaydebugError(
-                    f"the gateway of cluster '{options.name}' does not end",
-                    cause=f"its job {job} still runs, and cannot be used any more",
-                    fix=f"stop this job in Ray's dashboard, {cluster.dashboard}, and join again",
-                    code="joined.job-stays",
-                )
+            _stop_useless(cluster, job)
             runs = False
             cluster, answer = _ask(cluster, options, earlier, token, with_gateway=True, on_phase=on_phase)
         cluster = _with_answer(cluster, answer, with_gateway=not runs)
@@ -235,6 +209,52 @@ def _status(cluster: Cluster, job: str) -> str:
         if error.code != "ray.unknown":
             raise
         return "STOPPED"  # removed from the table, or Ray was started anew
+
+
+def _reach(options: UpOptions, asked: Cluster, earlier: Cluster | None, through: str | None) -> tuple[Cluster, Cluster]:
+    """Return the cluster as its dashboard is asked, and the record of the join as far as the dashboard can tell it.
+
+    If it fails, the way to the head is as before.
+    """
+    base = _with_way(options, asked, earlier, through)
+    has_new_way = earlier is None
+    try:
+        while True:
+            if base.there.head_dashboard:
+                base = open_way(base, options.ports)
+            try:
+                asked = _checked(asked, base)
+                break
+            except RaydebugError as error:
+                if has_new_way or not base.there.head_dashboard or error.code != "cluster.no-answer":
+                    raise
+                close_way(base)  # it may have the ssh-agent of a terminal that is closed
+                has_new_way = True
+        cluster = _plan(options, asked, base)
+        if base.there.through:  # with the Python that the dashboard names
+            command_of(base.there.through, cluster.python)
+    except BaseException as error:
+        said = last_said(base)
+        _undo_way(base, earlier)
+        if base.there.head_dashboard and isinstance(error, RaydebugError) and error.code == "cluster.no-answer":
+            raise _no_way(base, said or error.cause) from error
+        raise
+    return asked, cluster
+
+
+def _stop_useless(cluster: Cluster, job: str) -> None:
+    """Stop a gateway's job whose token or ports are lost.
+
+    Raises:
+        RaydebugError: it does not end.
+    """
+    if not stop_job(cluster, job):
+        raise RaydebugError(
+            f"the gateway of cluster '{cluster.name}' does not end",
+            cause=f"its job {job} still runs, and cannot be used any more",
+            fix=f"stop this job in Ray's dashboard, {cluster.dashboard}, and join again",
+            code="joined.job-stays",
+        )
 
 
 def _with_way(options: UpOptions, asked: Cluster, earlier: Cluster | None, through: str | None) -> Cluster:
