@@ -130,12 +130,13 @@ RUN --mount=type=secret,id=extra_ca \
       --build-constraints /mnt/cpu.lock --refresh-package antlr4-python3-runtime "${torch[@]}" /mnt/cpu.lock; \
     /opt/venv/bin/python /mnt/slim-environment
 
+# nvidia-cutlass-dsl-libs-cu13 replaces files of -libs-base, so it comes last: installed at once, either of them would win.
 # NVIDIA GPUs. Triton and FlashInfer compile at run time: in addition to nvcc they need Python's headers and a compiler.
 # verl loads libnuma.so by that name (utils/distributed.py), which only the -dev package has; NCCL loads libibverbs.so.1 and
 # the provider of the card (mlx5) where docker-compose.rdma.yml gives it one.
 FROM core AS cuda
-# GPU generations that flash-attn is built for: `raydebug image` names the host's, because all of them take hours. A wheel of
-# it in the context `wheels` is installed instead; the lock has the hash of its source only.
+# GPU generations that flash-attn is built for, and that kernels are kept for: `raydebug image` names the host's, because all of
+# them take hours. A wheel of flash-attn in the context `wheels` is installed instead; the lock has the hash of its source only.
 ARG FLASH_ATTN_CUDA_ARCHS="80;90;100;120"
 # Number of parallel compilers; each takes up to 9 GB of memory. flash-attn 2.8.3 would start four threads in each (setup.py).
 ARG MAX_JOBS=4
@@ -176,6 +177,7 @@ RUN --mount=type=secret,id=extra_ca \
     export UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy UV_NO_INSTALLER_METADATA=1 PYTHONHASHSEED=0; \
     install=(/mnt/uv/bin/uv --config-file /mnt/uv.toml pip install --quiet --python /opt/venv/bin/python --no-deps --require-hashes \
       --build-constraints /mnt/cuda.lock --refresh-package antlr4-python3-runtime); \
+    "${install[@]}" --excludes <(printf 'flash-attn\nnvidia-cutlass-dsl-libs-cu13\n') -r /mnt/cuda.lock; \
     "${install[@]}" --excludes <(echo flash-attn) -r /mnt/cuda.lock; \
     if [ "$FLASH_ATTN" = 0 ]; then :; \
     elif compgen -G '/mnt/wheels/flash_attn-*.whl' >/dev/null; then \
@@ -190,7 +192,7 @@ RUN --mount=type=secret,id=extra_ca \
       ln -s "$toolkit" /usr/local/cuda; \
       ln -s lib "$toolkit/lib64"; \
     fi; \
-    /opt/venv/bin/python /mnt/slim-environment
+    /opt/venv/bin/python /mnt/slim-environment "$FLASH_ATTN_CUDA_ARCHS"
 
 # The older line: verl 0.4 with the Ray of its time, so not on core. Triton compiles at run time with a C compiler and Python's
 # headers. There is no nvcc: flash-attn, which verl 0.4 imports on a GPU (workers/actor/dp_actor.py:42), comes from the context

@@ -1,4 +1,4 @@
-"""For tests of images: ci/build-twice as a module (it has no suffix), and images that have to be there."""
+"""For tests of images: programs of ci/ as modules (they have no suffix), and images that have to be there."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from types import ModuleType
 import pytest
 
 
-def load() -> ModuleType:
-    """Return the program's module."""
-    loader = SourceFileLoader("build_twice_program", str(Path(__file__).parents[2] / "ci/build-twice"))
+def load(name: str = "build-twice") -> ModuleType:
+    """Return the module of a program in ci/."""
+    loader = SourceFileLoader(name.replace("-", "_") + "_program", str(Path(__file__).parents[2] / "ci" / name))
     spec = spec_from_loader(loader.name, loader)
     assert spec is not None
     module = module_from_spec(spec)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 import json
 import os
@@ -19,6 +21,7 @@ from runs import raydebug, three_lines
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("env", "Dockerfile")
 PROGRAM = build_twice.load()
+SLIM = build_twice.load("slim-environment")
 
 
 @pytest.fixture
@@ -205,3 +208,42 @@ def test_lists_of_packages(path: Path) -> None:
     assert len({name for name, *_ in lines}) == len(lines) > 90
     assert all(len(line) == 4 and len(line[2]) == 64 and line[3].startswith("pool/") for line in lines)
     assert "://" not in path.read_text()
+
+
+def bring(site: Path, package: str, **files: str) -> None:
+    """Install a package of these files: they replace those of the same name."""
+    lines = []
+    for name, text in files.items():
+        path = site / f"{name}.py"
+        path.write_text(text)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+        lines.append(f"{path.name},sha256={digest},{len(text)}\n")
+    (site / f"{package}-1.dist-info").mkdir()
+    (site / f"{package}-1.dist-info/RECORD").write_text("".join(lines))
+
+
+def test_a_file_of_two_packages(tmp_path: Path) -> None:
+    """Which of two packages has written a file may not be chance: it is one that is known to come last, or an error."""
+    bring(tmp_path, "one", same="x", own="1")
+    bring(tmp_path, "two", same="x")
+    SLIM.check_owners(tmp_path)
+    bring(tmp_path, SLIM.LAST[0], own="2")
+    SLIM.check_owners(tmp_path)
+    (tmp_path / "own.py").write_text("1")
+    with pytest.raises(SystemExit, match=rf"own\.py: {SLIM.LAST[0]}, one"):
+        SLIM.check_owners(tmp_path)
+    bring(tmp_path, "three", same="y")
+    with pytest.raises(SystemExit, match=r"same\.py: one, three, two"):
+        SLIM.check_owners(tmp_path)
+
+
+@pytest.mark.parametrize(("generations", "is_kept"), [([], True), ([80, 90], False), ([80, 100], True)])
+def test_kernels_of_other_gpus(tmp_path: Path, generations: list[int], is_kept: bool) -> None:
+    """Kernels that only Blackwell runs are left out where no GPU of that generation is meant; others stay."""
+    for name in ("Sm100fKernel.cubin", "fp8_gemm.cubin"):
+        path = tmp_path / "flashinfer_cubin/cubins/1f/fmha" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    SLIM.remove_needless(tmp_path, generations)
+    assert [path.name for path in path.parent.iterdir()].count("Sm100fKernel.cubin") == is_kept
+    assert path.exists()
