@@ -178,8 +178,8 @@ def _explain_failure(told: Mapping[str, Any], base: str) -> None:
     folder = engine_folder(str(told.get("DockerRootDir") or ""), os.environ.get("DOCKER_HOST", ""))
     if folder and (have_bytes := free_bytes(folder)) < FULL_BYTES:
         raise RaydebugError(
-            "the disk of the Docker engine is full",
-            cause=f"{folder} has {have_bytes} bytes free",
+            "the image cannot be built, and the disk of the Docker engine is full or almost",
+            cause=f"{folder} has {have_bytes / 1e9:.1f} GB free",
             fix="make room there: `docker builder prune` removes builds, `docker system df` shows what else takes it",
             code="disk.full",
             exit_code=Exit.TAKEN,
