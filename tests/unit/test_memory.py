@@ -176,7 +176,7 @@ def test_growth_is_even() -> None:
     looks = [look(0, 3, KEPT=10**6, batch=5 * 10**6, once=0), look(9, 4, KEPT=2 * 10**6, batch=9 * 10**6, once=10**7),
              look(99, 5, KEPT=3 * 10**6, batch=4 * 10**6, once=10**7)]  # fmt: skip
     (found,) = find_growth(looks)
-    assert found.text() == "RewardLoopWorker, +1e+03 tensors a step [9] (+0.954 MiB), kept by KEPT"
+    assert found.text() == "RewardLoopWorker, +1e+03 tensors a step [9] (+977 KiB), kept by KEPT"
 
 
 def test_growth_of_a_dict_with_new_keys() -> None:

@@ -351,8 +351,8 @@ def test_durations_in_whole_seconds() -> None:
 
 def test_other_words() -> None:
     """Sizes, metrics, moments and differences read as people write them."""
-    assert [units.mebibytes(v) for v in (None, 0, 3.14159, 999, 10_240, 204_800)] == [
-        *("?", "0 MiB", "3.14 MiB", "999 MiB", "10.0 GiB", "200 GiB"),
+    assert [units.mebibytes(v) for v in (None, 0, 0.00488, 3.14159, 999, 10_240, 204_800)] == [
+        *("?", "0 MiB", "5 KiB", "3.14 MiB", "999 MiB", "10.0 GiB", "200 GiB"),
     ]  # fmt: skip
     assert [units.figure(v) for v in (math.nan, -math.inf, 1e-6, -0.03088, 12345, 1.0)] == [
         *("NaN", "\N{MINUS SIGN}inf", "1e-06", "\N{MINUS SIGN}0.03088", "12,345", "1"),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ["process", "pid", "now", "per step", "peak", "shared", "GPU torch", "GPU other", "holds most"]
 HERE = "this node"
+NAME_CHARS = 50  # of a driver the begin of its command
 _SAID = ("rss", "pss", "shared", "peak", "peak_phase", "forked", "gpus")
 
 
@@ -111,7 +112,8 @@ def gpu_line(gpu: Mapping[str, Any]) -> str:
 
 def process_row(process: Mapping[str, Any]) -> list[str]:
     """Return the cells of a process, for COLUMNS."""
-    begin = [process["name"], str(process["pid"])]
+    name = process["name"]
+    begin = [name if len(name) <= NAME_CHARS else f"{name[:NAME_CHARS]}...", str(process["pid"])]
     if process["state"] != ANSWERED:
         return [*begin, process["state"], *[""] * (len(COLUMNS) - 3)]
     torch = sum(gpu.get("reserved", 0) for gpu in process.get("gpus", ()))

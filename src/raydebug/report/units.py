@@ -31,11 +31,13 @@ def tick(value: float, step: float) -> str:
 
 
 def mebibytes(value: float | None) -> str:
-    """Return a size in MiB as text; ? for None."""
+    """Return a size that is given in MiB as text; ? for None."""
     if value is None:
         return "?"
     if value == 0:
         return "0 MiB"
+    if value < 0.9995:
+        return f"{value * 1024:.3g} KiB"
     if value < 1023.5:
         return f"{value:.0f} MiB" if value >= 99.95 else f"{value:.3g} MiB"
     gibibytes = value / 1024
