@@ -148,11 +148,11 @@ def test_the_verb(tmp_path: Path) -> None:
         )
         assert head.split() == ["process", "pid", "now", "peak", "shared"]
         assert str(program.pid) in process
-        shown, said = ask("--growth", "2", "--seconds", "0.5")
+        shown, said = ask("--growth", "2", "--seconds", "1.5")
         assert re.search(r"^grows: .*, kept by reward\.py KEPT\[\*\]$", shown, re.M)
         assert f"next: raydebug memory --line 20 --pid {program.pid}  " in said
         assert "reward.py KEPT[*]: " in ask("--pid", str(program.pid))[0]
-        document = json.loads(ask("--growth", "2", "--seconds", "0.5", "--json")[0])
+        document = json.loads(ask("--growth", "2", "--seconds", "1.5", "--json")[0])
         assert (document["version"], document["grows"][0]["holder"]) == (1, "reward.py KEPT[*]")
         argv = [sys.executable, "-m", "raydebug", "memory", "--growth", "2"]
         done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
