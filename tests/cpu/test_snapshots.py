@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy
 import pytest
 import torch
 
+from raydebug.snapshot.values import tensor_line
 from raydebug.worker import snapshot, tensor_summary
 from raydebug.worker.saved_values import Values
 
@@ -114,6 +116,16 @@ def test_what_is_not_read(value: Any, unread: str):
     """A subclass, a tensor on a device, a sparse or mapped one has its shape, and the reason why it has no values."""
     found = summary_of(value)
     assert (found["shape"], found["unread"]) == ([2, 3], unread)
+
+
+def test_a_nested_tensor():
+    """A batch of verl's has rows of different lengths: the size that each row has is a symbol, which JSON lacks."""
+    batch = torch.nested.nested_tensor([torch.ones(2), torch.ones(5)], layout=torch.jagged)
+    found = summary_of(batch)
+    assert found["shape"][0] == 2
+    assert re.fullmatch(r"j\d+", found["shape"][1])
+    assert (found["unread"], "storage" in found) == ("not strided", False)
+    assert tensor_line({"type": "NestedTensor", "tensor": found}).startswith("NestedTensor  [2xj")  # type: ignore[typeddict-item]
 
 
 @pytest.mark.parametrize(

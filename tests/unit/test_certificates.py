@@ -228,6 +228,8 @@ def test_no_failures() -> None:
     assert certify(evidence(job={"status": "SUCCEEDED"}, status=9)).kind == WANTED
     owner = {"exit_type": "INTENDED_SYSTEM_EXIT", "exit_detail": "Worker exits because its owner died"}
     assert certify(evidence(worker=owner)).kind == FOLLOWED
+    over = {"exit_type": "INTENDED_USER_EXIT", "exit_detail": "Worker force exited because its job has finished"}
+    assert certify(evidence(worker=over, status=256)).kind == FOLLOWED
     oom_of_another = {**QUIET, "node_oom_kills": 1, "kernel": [f"other: {CGROUP_LINE}"]}
     assert certify(evidence(worker=owner, node=oom_of_another)).kind == FOLLOWED
     assert certify(evidence(child_of=99, others=[parent])).kind == FOLLOWED

@@ -35,6 +35,7 @@ _CODE = re.compile(r"exit code (-?\d+)")
 _SIGTERM = "The process receives a SIGTERM"
 _KILLED = re.compile(r"killed by `?ray\.kill|actor is killed", re.IGNORECASE)
 _OWNER = re.compile(r"owner (?:process )?(?:has )?died|OWNER_DIED", re.IGNORECASE)
+_JOB_OVER = "because its job has finished"
 _SCOPE = re.compile(r"out of scope|REF_DELETED|references to the actor were removed", re.IGNORECASE)
 _USED = re.compile(r"([\d.]+ ?Gi?B)(?: used)? ?/ ?([\d.]+ ?Gi?B)")
 _RSS = re.compile(r"anon-rss:(\d+)kB")
@@ -276,9 +277,11 @@ def _node_ended(of: Evidence, found: Certificate) -> Found:
 
 
 def _killed_by_ray(of: Evidence, _: Certificate) -> Found:
-    """Ray ended the worker: its owner asked for it, or has died."""
+    """Ray ended the worker: its owner asked for it, or has died, or its driver has ended."""
     if _OWNER.search(of.told):
         return FOLLOWED, "Ray", "its owner has died"
+    if _JOB_OVER in of.told:
+        return FOLLOWED, "Ray", "its job has ended"
     return ("ray-kill", "its owner", "ray.kill") if _KILLED.search(of.told) else None
 
 

@@ -15,6 +15,7 @@ from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import Exit, RaydebugError
 from raydebug.gateway.gateway_client import name_owner, name_place, name_reason
 from raydebug.jobs import resource_requests
+from raydebug.jobs.certificate import FOLLOWED
 from raydebug.jobs.follower import Follower, Outcome
 from raydebug.jobs.recorder import Recorder
 from raydebug.jobs.submit import hide_command, words_of
@@ -195,7 +196,9 @@ def _announce(pause: ListedPause, name: str) -> None:
 
 
 def _say_deaths(recorder: Recorder, found: Sequence[Certificate]) -> None:
-    said = len(recorder.deaths.certificates) - len(found)
+    """Say ends that are causes; those that follow from one are in the record."""
+    found = [one for one in found if one.kind != FOLLOWED]
+    said = sum(one.kind != FOLLOWED for one in recorder.deaths.certificates.values()) - len(found)
     for one in found[: max(0, DEATHS_SAID - said)]:
         render.say(render.visible(f"death: {one.text}", keep=""))
     if said < DEATHS_SAID < said + len(found):

@@ -57,10 +57,10 @@ class SnapshotMessage(TypedDict, total=False):
 class TensorSummary(TypedDict, total=False):
     """Facts about a tensor or an array; it has no values if reading them would wait for a GPU."""
 
-    shape: list[int]
+    shape: list[int | str]  # text is a symbol: a nested tensor has this size for each row
     dtype: str
     device: str
-    stride: list[int]
+    stride: list[int | str]
     requires_grad: bool
     bytes: int
     storage: str  # equal for tensors that share memory

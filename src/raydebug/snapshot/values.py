@@ -253,7 +253,8 @@ def tensor_line(value: SavedValue) -> str:
 def tensor_facts(value: SavedValue, shares_with: Sequence[str] = ()) -> Message:
     """Return a tensor as `view.draw_tensor` takes it."""
     tensor = value.get("tensor", {})
-    numel, sampled = math.prod(tensor.get("shape", [])), tensor.get("sampled", 0)
+    sizes, sampled = tensor.get("shape", []), tensor.get("sampled", 0)
+    numel = math.prod(one if isinstance(one, int) else 0 for one in sizes)  # 0: not known
     notes = [f"of {sampled:,} sampled elements of {numel:,}"] if 0 < sampled < numel else []
     notes += [f"shares memory with {', '.join(shares_with[:8])}"] if shares_with else []
     notes += [f"no values: {tensor['unread']}"] if "unread" in tensor else []
@@ -262,7 +263,7 @@ def tensor_facts(value: SavedValue, shares_with: Sequence[str] = ()) -> Message:
         **tensor,
         **({"nan": nan, "inf": inf, "finite": sampled - nan - inf} if "nan" in tensor else {}),
         "type": value.get("type", "tensor"),
-        "shape": tensor.get("shape", []),
+        "shape": sizes,
         "dtype": tensor.get("dtype", "").removeprefix("torch."),
         "device": tensor.get("device", ""),
         "numel": numel,

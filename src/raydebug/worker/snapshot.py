@@ -228,12 +228,13 @@ def document_of(
 
 
 def compress(document: SnapshotDocument) -> bytes:
-    """Return the file of a snapshot."""
-    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    """Return the file of a snapshot; a value that JSON does not have is saved as the name of its type."""
+    how: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False, "default": lambda one: type(one).__name__}
+    text = json.dumps(document, **how)
     if len(text) > MAX_BYTES:  # the estimate was wrong: write the frames without their values
         for frame in document["frames"]:
             frame["locals"], frame["cut"] = {}, "size"
-        text = json.dumps({**document, "values": []}, separators=(",", ":"), allow_nan=False)
+        text = json.dumps({**document, "values": []}, **how)
     return gzip.compress(text.encode("ascii"), 1)
 
 

@@ -11,7 +11,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from raydebug.protocol.snapshot import TensorSummary
@@ -35,15 +35,16 @@ def _of_tensor(torch: Any, x: Any, kind: Any, limit: int) -> TensorSummary:
     of = torch.Tensor  # a subclass may override these: call the descriptors of Tensor itself
     device = of.device.__get__(x)
     summary: TensorSummary = {
-        "shape": list(of.shape.__get__(x)),
+        "shape": _plain(of.shape.__get__(x)),
         "dtype": str(of.dtype.__get__(x)).removeprefix("torch."),
         "device": str(device),
         "requires_grad": bool(of.requires_grad.__get__(x)),
     }
     is_plain = kind is torch.Tensor or kind is torch.nn.Parameter
     with contextlib.suppress(Exception):  # sparse and quantized ones have no strides
-        summary["stride"] = list(of.stride(x))
-        summary["bytes"] = of.numel(x) * of.element_size(x)
+        summary["stride"] = _plain(of.stride(x))
+        if type(count := of.numel(x)) is int:
+            summary["bytes"] = count * of.element_size(x)
         if is_plain:
             summary["storage"] = hex(of.untyped_storage(x)._cdata)
     why = "" if is_plain else "a subclass"
@@ -71,6 +72,11 @@ def _of_tensor(torch: Any, x: Any, kind: Any, limit: int) -> TensorSummary:
     except Exception as error:  # noqa: BLE001 - a dtype without tolist, a tensor of functorch
         summary["unread"] = type(error).__name__
     return summary
+
+
+def _plain(sizes: Iterable[Any]) -> list[int | str]:
+    """Return sizes as they can be saved: those that a nested tensor has for each row, such as `j1`, are symbols."""
+    return [one if type(one) is int else str(one) for one in sizes]
 
 
 def _of_array(numpy: Any, x: Any, kind: Any, limit: int) -> TensorSummary:
@@ -119,7 +125,7 @@ def _add_values(summary: TensorSummary, pick: Callable[[list[int], list[int]], l
 
     `pick` returns values, given their number in each dimension and the step between them.
     """
-    shape = summary["shape"]
+    shape = [int(one) for one in summary["shape"]]
     if 0 in shape:
         summary["sampled"] = 0
         return
