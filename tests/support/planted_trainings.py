@@ -29,6 +29,10 @@ from runs import JOBS, Run, local_cluster, private_state, starting_runs
 LIMIT_S, LATE_S = 30.0, 20.0
 START_S, STEP_S = 420.0, 240.0  # hang guards
 PLANTS = JOBS / "hangs"
+MICRO_BATCHES = (  # the profile makes them as large as its batch of 4
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+    *(f"actor_rollout_ref.{part}.log_prob_micro_batch_size_per_gpu" for part in ("rollout", "ref")),
+)
 
 
 class Plant(NamedTuple):
@@ -97,13 +101,14 @@ def training(ranks: int, folder: Path) -> Iterator[tuple[Run, Path]]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     variables = {"PYTHONPATH": f"{folder / 'patch'}:{os.environ.get('PYTHONPATH', '')}", "PLANTED": str(planted),
                  "SERVER": f"http://127.0.0.1:{server.server_port}", "LONG_S": "10"}  # fmt: skip
-    command = [*TRAINING[:-1], f"trainer.n_gpus_per_node={ranks}", "reward.custom_reward_function.path=score.py"]
+    command = [*TRAINING[:-1], "reward.custom_reward_function.path=score.py"]
     environ = {**os.environ, "VERL_PLATFORM": "cpu"}
     made = apply_profile(command, profile="debug", environ=environ, folder=folder, search=sys.path).argv
     more = [f"+ray_kwargs.ray_init.runtime_env.env_vars.{name}='{value}'" for name, value in variables.items()]
     rollout = "actor_rollout_ref.rollout"
     more += [f"{rollout}.agent.default_agent_loop=tool_agent", f"{rollout}.multi_turn.function_tool_path=tool.py",
-             "trainer.total_training_steps=1000", "trainer.total_epochs=1000",
+             "trainer.total_training_steps=1000", "trainer.total_epochs=1000", f"trainer.n_gpus_per_node={ranks}",
+             *(f"{key}={4 // ranks}" for key in MICRO_BATCHES),
              "data.max_response_length=8", f"{rollout}.multi_turn.max_assistant_turns=2"]  # fmt: skip
     watch = ("--hang-after", f"{LIMIT_S:g}")
     with local_cluster("planted", gpus=ranks) as cluster, starting_runs(cluster, cwd=folder) as start:
