@@ -30,6 +30,15 @@ import ray
 FOREVER_S = 600
 
 
+KEPT = []
+
+
+def kept(actor):
+    """Return an actor that lives as long as this program: before Ray 2.52 one without a name for it is lost at once."""
+    KEPT.append(actor)
+    return actor
+
+
 @ray.remote(num_cpus=0)
 class Actor:
     def __init__(self, peer=None):
@@ -291,7 +300,7 @@ def actor_locks():
 def never_answers():
     server = socket.create_server(("127.0.0.1", 0))
     print("the server listens at", server.getsockname()[1], flush=True)
-    refs = [Actor.remote().reward.remote(server.getsockname()[1])]
+    refs = [kept(Actor.remote()).reward.remote(server.getsockname()[1])]
     ray.get(refs)
 
 
@@ -312,14 +321,14 @@ def barrier():
 
 
 def wait_and_sleep():
-    refs = [Actor.remote().train.remote()]
+    refs = [kept(Actor.remote()).train.remote()]
     while refs:
         _, refs = ray.wait(refs, timeout=0.2)
         time.sleep(0.5)
 
 
 def poll_get():
-    ref = Actor.remote().train.remote()
+    ref = kept(Actor.remote()).train.remote()
     while True:
         with contextlib.suppress(ray.exceptions.GetTimeoutError):
             return ray.get(ref, timeout=0.7)
@@ -334,7 +343,7 @@ def poll_status():
 
 
 async def async_poll():
-    ref = Actor.remote().train.remote()
+    ref = kept(Actor.remote()).train.remote()
     while not ray.wait([ref], timeout=0)[0]:
         await asyncio.sleep(0.3)
 
@@ -394,47 +403,47 @@ def tasks():
 
 
 HANGS = {
-    "locks": lambda: ray.get(Actor.remote().locks.remote()),
+    "locks": lambda: ray.get(kept(Actor.remote()).locks.remote()),
     "actor_locks": lambda: ray.get(actor_locks()),
-    "queue": lambda: ray.get(Actor.remote().produce.remote()),
+    "queue": lambda: ray.get(kept(Actor.remote()).produce.remote()),
     "http": never_answers,
     "placing": lambda: ray.get(needs_many_gpus.remote()),
     "mailbox": mailbox,
-    "gil": lambda: ray.get(Actor.remote().hold.remote()),
-    "sleep": lambda: ray.get(Actor.remote().nap.remote()),
-    "poll": lambda: ray.get(Actor.remote().poll.remote()),
-    "child": lambda: ray.get(Actor.remote().build.remote()),
-    "future": lambda: ray.get(AsyncActor.remote().generate.remote()),
+    "gil": lambda: ray.get(kept(Actor.remote()).hold.remote()),
+    "sleep": lambda: ray.get(kept(Actor.remote()).nap.remote()),
+    "poll": lambda: ray.get(kept(Actor.remote()).poll.remote()),
+    "child": lambda: ray.get(kept(Actor.remote()).build.remote()),
+    "future": lambda: ray.get(kept(AsyncActor.remote()).generate.remote()),
     "barrier": barrier,
     "wait_and_sleep": wait_and_sleep,
     "poll_get": poll_get,
     "poll_status": poll_status,
     "async_poll": lambda: asyncio.run(async_poll()),
-    "endless_reward": lambda: ray.get(Actor.remote().count_to.remote(10)),
+    "endless_reward": lambda: ray.get(kept(Actor.remote()).count_to.remote(10)),
     "replay_buffer": replay_buffer,
     "gil_of_rank": gil_of_rank,
-    "stopped": lambda: ray.get(Actor.remote().stop_itself.remote()),
-    "disk": lambda: ray.get(Actor.remote().in_vfork.remote()),
-    "thread": lambda: ray.get(Actor.remote().in_thread.remote(silent_port())),
-    "pool": lambda: ray.get(Actor.remote().in_pool.remote(silent_port())),
-    "forked": lambda: ray.get(Actor.remote().wait_for_child.remote(silent_port())),
-    "server": lambda: ray.get(Actor.remote().ask_server.remote(Server.remote(silent_port()))),
+    "stopped": lambda: ray.get(kept(Actor.remote()).stop_itself.remote()),
+    "disk": lambda: ray.get(kept(Actor.remote()).in_vfork.remote()),
+    "thread": lambda: ray.get(kept(Actor.remote()).in_thread.remote(silent_port())),
+    "pool": lambda: ray.get(kept(Actor.remote()).in_pool.remote(silent_port())),
+    "forked": lambda: ray.get(kept(Actor.remote()).wait_for_child.remote(silent_port())),
+    "server": lambda: ray.get(kept(Actor.remote()).ask_server.remote(Server.remote(silent_port()))),
     "own_thread": in_own_thread,
-    "async_many": lambda: ray.get(AsyncActor.remote().many.remote()),
-    "async_chain": lambda: ray.get(AsyncActor.remote().chain.remote(Actor.remote(), silent_port())),
+    "async_many": lambda: ray.get(kept(AsyncActor.remote()).many.remote()),
+    "async_chain": lambda: ray.get(kept(AsyncActor.remote()).chain.remote(Actor.remote(), silent_port())),
     # Slow, but no hang.
-    "crunch": lambda: ray.get(Actor.remote().crunch.remote()),
-    "steps": lambda: ray.get(Actor.remote().steps.remote()),
+    "crunch": lambda: ray.get(kept(Actor.remote()).crunch.remote()),
+    "steps": lambda: ray.get(kept(Actor.remote()).steps.remote()),
     "tasks": tasks,
-    "compile": lambda: ray.get(Actor.remote().compile_all.remote()),
-    "checkpoint": lambda: ray.get(Actor.remote().save.remote()),
-    "garbage": lambda: ray.get(Actor.remote().collect.remote()),
-    "tokenizer": lambda: ray.get(Actor.remote().tokenize.remote()),
-    "generation": lambda: ray.get(AsyncActor.remote().generate_slowly.remote()),
+    "compile": lambda: ray.get(kept(Actor.remote()).compile_all.remote()),
+    "checkpoint": lambda: ray.get(kept(Actor.remote()).save.remote()),
+    "garbage": lambda: ray.get(kept(Actor.remote()).collect.remote()),
+    "tokenizer": lambda: ray.get(kept(Actor.remote()).tokenize.remote()),
+    "generation": lambda: ray.get(kept(AsyncActor.remote()).generate_slowly.remote()),
     "rewards": rewards,
     "validation": validation,
     "weight_syncs": weight_syncs,
-    "serve": lambda: ray.get(AsyncActor.remote().serve.remote()),
+    "serve": lambda: ray.get(kept(AsyncActor.remote()).serve.remote()),
 }
 
 
