@@ -130,7 +130,6 @@ RUN --mount=type=secret,id=extra_ca \
       --build-constraints /mnt/cpu.lock --refresh-package antlr4-python3-runtime "${torch[@]}" /mnt/cpu.lock; \
     /opt/venv/bin/python /mnt/slim-environment
 
-# nvidia-cutlass-dsl-libs-cu13 replaces files of -libs-base, so it comes last: installed at once, either of them would win.
 # NVIDIA GPUs. Triton and FlashInfer compile at run time: in addition to nvcc they need Python's headers and a compiler.
 # verl loads libnuma.so by that name (utils/distributed.py), which only the -dev package has; NCCL loads libibverbs.so.1 and
 # the provider of the card (mlx5) where docker-compose.rdma.yml gives it one.
@@ -162,6 +161,7 @@ RUN --mount=type=tmpfs,target=/tmp \
       apt-get install -y -qq --no-install-recommends "${packages[@]}"; \
       rm -rf /var/lib/apt/lists/*; \
     fi
+# nvidia-cutlass-dsl-libs-cu13 replaces files of -libs-base, so it comes after it: installed at once, either of them would win.
 RUN --mount=type=secret,id=extra_ca \
     --mount=type=secret,id=package_env \
     --mount=type=cache,id=raydebug-uv,target=/root/.cache/uv,sharing=locked \

@@ -63,6 +63,13 @@ def join(dashboard: JoinableDashboard, through: str | None = None, name: str = "
     return found
 
 
+def ways_to(dashboard: JoinableDashboard) -> list[psutil.Process]:
+    """Return the processes that listen here for connections to it."""
+    far_end = "=" + dashboard.url.rpartition(":")[2]
+    every = psutil.process_iter(["cmdline"])
+    return [process for process in every if far_end in " ".join(process.info["cmdline"] or [])]
+
+
 def refused(dashboard: JoinableDashboard, code: str, through: str | None = None) -> RaydebugError:
     """Join in vain, and return the error."""
     with pytest.raises(RaydebugError) as raised:
@@ -591,9 +598,7 @@ def test_a_way_that_does_not_start_at_a_second_join(dashboard, monkeypatch, url)
     found = read_record("x")
     assert found is not None
     assert (found.there.through, found.there.job) == (first.there.through, first.there.job)  # its ports may be others
-    port = dashboard.url.rpartition(":")[2]
-    ways = [one for one in psutil.process_iter(["cmdline"]) if f"={port}" in " ".join(one.info["cmdline"] or [])]
-    assert [("A=b" in one.info["cmdline"], one.pid) for one in ways] == [(True, found.supervisor_pid)]
+    assert [("A=b" in way.cmdline(), way.pid) for way in ways_to(dashboard)] == [(True, found.supervisor_pid)]
     assert joined.leave(found) == []
 
 
@@ -607,10 +612,7 @@ def test_ctrl_c_while_a_way_starts(dashboard, monkeypatch):
     monkeypatch.setattr(tunnel, "_listens", interrupt)
     with pytest.raises(KeyboardInterrupt):
         join(dashboard, "env A=b")
-    port = dashboard.url.rpartition(":")[2]
-    assert not [
-        one.pid for one in psutil.process_iter(["cmdline"]) if f"={port}" in " ".join(one.info["cmdline"] or [])
-    ]
+    assert ways_to(dashboard) == []
     assert read_record("x") is None
 
 

@@ -197,11 +197,12 @@ def _announce(pause: ListedPause, name: str) -> None:
 
 def _say_deaths(recorder: Recorder, found: Sequence[Certificate]) -> None:
     """Say ends that are causes; those that follow from one are in the record."""
-    found = [one for one in found if one.kind != FOLLOWED]
-    said = sum(one.kind != FOLLOWED for one in recorder.deaths.certificates.values()) - len(found)
-    for one in found[: max(0, DEATHS_SAID - said)]:
-        render.say(render.visible(f"death: {one.text}", keep=""))
-    if said < DEATHS_SAID < said + len(found):
+    causes = [certificate for certificate in found if certificate.kind != FOLLOWED]
+    known = [certificate for certificate in recorder.deaths.certificates.values() if certificate.kind != FOLLOWED]
+    said = len(known) - len(causes)
+    for certificate in causes[: max(0, DEATHS_SAID - said)]:
+        render.say(render.visible(f"death: {certificate.text}", keep=""))
+    if said < DEATHS_SAID < said + len(causes):
         render.say("death: more processes have ended; `raydebug diagnose` lists them")
 
 

@@ -254,7 +254,7 @@ def tensor_facts(value: SavedValue, shares_with: Sequence[str] = ()) -> Message:
     """Return a tensor as `view.draw_tensor` takes it."""
     tensor = value.get("tensor", {})
     sizes, sampled = tensor.get("shape", []), tensor.get("sampled", 0)
-    numel = math.prod(one if isinstance(one, int) else 0 for one in sizes)  # 0: not known
+    numel = math.prod(size if isinstance(size, int) else 0 for size in sizes)  # 0: not known
     notes = [f"of {sampled:,} sampled elements of {numel:,}"] if 0 < sampled < numel else []
     notes += [f"shares memory with {', '.join(shares_with[:8])}"] if shares_with else []
     notes += [f"no values: {tensor['unread']}"] if "unread" in tensor else []

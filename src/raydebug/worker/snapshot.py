@@ -229,7 +229,7 @@ def document_of(
 
 def compress(document: SnapshotDocument) -> bytes:
     """Return the file of a snapshot; a value that JSON does not have is saved as the name of its type."""
-    how: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False, "default": lambda one: type(one).__name__}
+    how: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False, "default": lambda value: type(value).__name__}
     text = json.dumps(document, **how)
     if len(text) > MAX_BYTES:  # the estimate was wrong: write the frames without their values
         for frame in document["frames"]:

@@ -76,7 +76,7 @@ def _of_tensor(torch: Any, x: Any, kind: Any, limit: int) -> TensorSummary:
 
 def _plain(sizes: Iterable[Any]) -> list[int | str]:
     """Return sizes as they can be saved: those that a nested tensor has for each row, such as `j1`, are symbols."""
-    return [one if type(one) is int else str(one) for one in sizes]
+    return [size if type(size) is int else str(size) for size in sizes]
 
 
 def _of_array(numpy: Any, x: Any, kind: Any, limit: int) -> TensorSummary:
@@ -125,7 +125,7 @@ def _add_values(summary: TensorSummary, pick: Callable[[list[int], list[int]], l
 
     `pick` returns values, given their number in each dimension and the step between them.
     """
-    shape = [int(one) for one in summary["shape"]]
+    shape = [int(size) for size in summary["shape"]]
     if 0 in shape:
         summary["sampled"] = 0
         return
