@@ -163,7 +163,7 @@ def fetch_pauses(cluster: Cluster) -> list[ListedPause]:
         RaydebugError: the gateway (without one, the dashboard) does not answer, or refuses the token.
     """
     if not cluster.has_gateway:
-        from raydebug.cluster.dashboard import fetch_stock_pauses
+        from raydebug.cluster.stock_pauses import fetch_stock_pauses
 
         return fetch_stock_pauses(cluster)
     pauses: list[ListedPause] = request(cluster, "GET", "/pauses")["pauses"]
