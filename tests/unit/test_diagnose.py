@@ -304,6 +304,20 @@ def test_symptom_before_progress() -> None:
     assert names(full) == ["object-store-or-disk-full"]
 
 
+def test_warning_that_ray_repeats() -> None:
+    """Ray says every ten seconds that a disk is almost full: what failed for another reason has that reason."""
+    almost = (
+        "(raylet) [2026-01-02 10:20:30,123 E 1 2] (raylet) m.cc:1: /tmp/ray is over 95% full, available space: 9 GB\n"
+    )
+    own = 'Traceback (most recent call last):\n  File "/w/train.py", line 1, in main\nValueError: odd\n'
+    killed = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"
+    in_ray = own.replace("/w/train.py", "/v/site-packages/ray/a.py").replace("ValueError: odd", "OutOfDiskError: no")
+    disk = "object-store-or-disk-full"
+    assert names(almost + own + almost) == ["user-code", disk]
+    assert names(almost + killed + almost) == ["ray-actor-died", disk]
+    assert names(almost + in_ray + almost) == [disk]
+
+
 def test_effects_have_no_cause_of_their_own() -> None:
     """A collective that timed out is an effect: a cause elsewhere explains it."""
     timeout = "(W pid=1) [rank0]: Watchdog caught collective operation timeout: ran for 600000 milliseconds"

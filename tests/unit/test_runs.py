@@ -203,6 +203,18 @@ def test_a_record_of_steps(cluster: Cluster) -> None:
     assert math.isnan(run["steps"][1]["metrics"]["actor/pg_loss"])
 
 
+def test_log_of_the_job(cluster: Cluster) -> None:
+    """What Ray says of the cluster every few seconds is no output of the job; a progress bar without a line end is."""
+    made = Recorder(cluster, about(), ["python", "train.py"])
+    made.take_log("step 1\n")
+    before = made.log_chars
+    made.take_log("\x1b[33m(raylet)\x1b[0m [2026-01-02 E 1 2] (raylet) m.cc:1: /tmp/ray is over 95% full\n")
+    made.take_log("(raylet, ip=10.0.0.2) a worker\n(autoscaler +8s) Tip: use `ray status`\n")
+    assert made.log_chars == before
+    made.take_log("\r 1%")
+    assert made.log_chars > before
+
+
 class Logs:
     """A dashboard of two nodes; the head has the file that the driver of job raydebug-1 has written."""
 

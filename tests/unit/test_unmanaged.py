@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.cluster import dashboard, find
+from raydebug.cluster import find, stock_pauses
 from raydebug.cluster.compose.engine import Service
 from raydebug.errors import RaydebugError
 from raydebug.protocol.listings import ListedPause
@@ -74,7 +74,7 @@ def test_token_of_another_user(services):
 
 def test_pause_that_ray_lists():
     """A pause of a cluster without a gateway has the fields of every pause; those that Ray does not know are null."""
-    found = dashboard._describe_stock_pause({"worker_id": "0123456789", "num_paused_threads": 1}, {"name": "A.step"})
+    found = stock_pauses._describe_stock_pause({"worker_id": "0123456789", "num_paused_threads": 1}, {"name": "A.step"})
     assert found.keys() >= ListedPause.__required_keys__
     assert {name for name, value in found.items() if value is not None} == {
         *("id", "worker_id", "task", "is_driver", "threads", "state")

@@ -70,7 +70,8 @@ def diagnose(lines: Sequence[Line], stop: Stop = never) -> Answer:
             found.append(_describe(hit, lines))
     explained = {hit.index for hit in hits}
     own = _users_error(one for one in raised if one.index not in explained)
-    if own is not None and not any(hit.rule.role == CAUSE and not _is_quiet(hit, lines) for hit in hits):
+    causes = [hit for hit in hits if hit.rule.role == CAUSE and not _is_quiet(hit, lines)]
+    if own is not None and not any(hit.rule.fatal or not _is_in_users_code(own) for hit in causes):
         found.insert(0, _of_user(own, lines))
     if found:
         found[0].effects = [one.name for one in found[1:]]
@@ -94,11 +95,12 @@ def _weight(
 ) -> tuple[float, ...]:
     """Return how well a hit explains the failure; more is better.
 
-    What the run went on after comes last, and before it what a program says as information; a cause before an effect;
-    the end of a process before what follows it in the same log (`began`: the first effect of each); an exception's own
-    line before one that only mentions it, and that before a warning; then an exception of the kind that reached another
-    process (`travelled`): others may have been caught; then the more exact rule, where one that only
-    matches the rest of a message is less exact; then the earliest.
+    What the run went on after comes last, and before it what a program says as information, and before that a warning
+    that healthy runs have too and that names no mechanism; a cause before an effect; the end of a process before what
+    follows it in the same log (`began`: the first effect of each); an exception's own line before one that only
+    mentions it, and that before a warning; then an exception of the kind that reached another process (`travelled`):
+    others may have been caught; then the more exact rule, where one that only matches the rest of a message is less
+    exact; then the earliest.
     """
     loud = 2 if hit.raised is not None and not hit.raised.in_line else 1
     if _is_warning(lines[hit.index]) or not hit.rule.fatal:
@@ -108,6 +110,7 @@ def _weight(
     return (
         not course.went_on(hit.index),
         not _is_quiet(hit, lines),
+        hit.rule.fatal or hit.rule.rank >= EXACT_RANK,
         ROLES.index(EFFECT) + 0.5 if is_first else ROLES.index(hit.rule.role),
         hit.rule.rank >= EXACT_RANK,
         loud,
@@ -205,11 +208,14 @@ def _is_harmless(lines: Sequence[Line], error: Raised) -> bool:
 def _users_error(raised: Iterable[Raised]) -> Raised | None:
     """Return the first exception that left a frame of the user's code, else the first exception that is no effect."""
     candidates = [one for one in raised if one.kind not in FOLLOWERS and not one.in_line]
-    for one in candidates:
-        inner = one.frames[-1][0] if one.frames else ""
-        if inner and is_users(inner):
-            return one
-    return next((one for one in candidates if one.frames), next(iter(candidates), None))
+    return next(
+        (one for one in candidates if _is_in_users_code(one)),
+        next((one for one in candidates if one.frames), next(iter(candidates), None)),
+    )
+
+
+def _is_in_users_code(error: Raised) -> bool:
+    return bool(error.frames) and is_users(error.frames[-1][0])
 
 
 def _describe(hit: Hit, lines: Sequence[Line]) -> Diagnosis:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,9 @@ WRITE_EVERY_S = 5.0
 # The record of any run stays small: what is written every WRITE_EVERY_S takes 50 ms of processor time.
 REST_CHARS = 2**20  # of a line of the log that has not ended
 MOST_PAUSES = 10_000
+# A line in which Ray speaks of the cluster: of an almost full disk it does so every ten seconds, however the job goes.
+# Source: ray 2.60.0 _private/worker.py `print_worker_logs`; observed.
+_OF_CLUSTER = re.compile(r"(?:\x1b\[[0-9;]*m)*\((?:raylet|autoscaler|gcs_server)\b")
 FULL_SIZE = (None, "full", "fast-load", "train-only")  # profiles that leave batches and responses as they are
 
 
@@ -74,7 +78,7 @@ class Recorder:
         self._held: dict[int, int] = {}  # bytes of each process when it was last measured
         self.deaths = DeathWatch(cluster, self._id, self._progress_of)
         self._rest = ""
-        self.log_chars = 0
+        self.log_chars = 0  # without what Ray says of the cluster
         self.has_ended = False
         self._writing = threading.Lock()
         self._folder: RunFolder | None = None
@@ -87,8 +91,8 @@ class Recorder:
     def take_log(self, text: str) -> list[Finding]:
         """Record a piece of the job's log, and return what the metrics of its steps show for the first time."""
         self._keep_log(text)
-        self.log_chars += len(text)
         *lines, rest = (self._rest + text).split("\n")
+        self.log_chars += len(text) - sum(len(line) + 1 for line in lines if _OF_CLUSTER.match(line))
         self._rest = rest[-REST_CHARS:]
         now = self._now()
         found = []
