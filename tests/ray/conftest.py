@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -23,8 +24,14 @@ def private_state() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def cluster(private_state: Path) -> Iterator[Cluster]:
-    """A local cluster with its own ports, taken down in any case."""
-    with local_cluster("tests") as found:
+    """A local cluster with its own ports, taken down in any case.
+
+    Its disk counts as almost full: every ten seconds Ray says so in the log of each job, as on machines where it is.
+    """
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_local_fs_capacity_threshold", "0.01")
+            found = stack.enter_context(local_cluster("tests"))
         yield found
 
 

@@ -87,7 +87,8 @@ def code(text: str, file: str, **names: Any) -> SimpleNamespace:
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    """Leave no phases behind."""
+    """Know no phases of other tests of this process, and leave none behind."""
+    spans.begun.clear()
     yield
     spans.begun.clear()
 
