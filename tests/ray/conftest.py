@@ -24,13 +24,11 @@ def private_state() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def cluster(private_state: Path) -> Iterator[Cluster]:
-    """A local cluster with its own ports, taken down in any case.
-
-    Its disk counts as almost full: every ten seconds Ray says so in the log of each job, as on machines where it is.
-    """
+    """A local cluster with its own ports, taken down in any case. Ray takes its disk for almost full."""
     with contextlib.ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("RAY_local_fs_capacity_threshold", "0.01")
+            for name, value in runs.ALMOST_FULL.items():
+                patch.setenv(name, value)
             found = stack.enter_context(local_cluster("tests"))
         yield found
 

@@ -21,7 +21,7 @@ from raydebug.cluster.environment import ray_command
 from raydebug.cluster.find import cluster_at
 from raydebug.cluster.state import Cluster
 from raydebug.cluster.up import PURPOSES, choose_ports
-from runs import wait_for
+from runs import ALMOST_FULL, wait_for
 
 LOOPBACK = "127.0.0.1"
 
@@ -64,7 +64,7 @@ class ForeignRay:
 
     def start(self, argv: list[str]) -> subprocess.Popen[bytes]:
         """Start a program of the cluster."""
-        environ = {**self.environ, **self.more}
+        environ = {**ALMOST_FULL, **self.environ, **self.more}
         with (self.folder / "ray.log").open("ab") as log:
             argv = [*self.before, *argv]
             one = subprocess.Popen(argv, cwd="/", env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)

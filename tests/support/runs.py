@@ -23,6 +23,8 @@ JOBS = Path(__file__).resolve().parents[1] / "jobs"
 RAYDEBUG = Path(sys.executable).parent / "raydebug"
 # Other tests run beside those of a pytest-xdist worker; as with pytest's limits, the factor measures nothing.
 WAIT_S = 60.0 * (3 if "PYTEST_XDIST_WORKER" in os.environ else 1)
+# With this Ray says in the log of each job, every ten seconds, that its disk is almost full.
+ALMOST_FULL = {"RAY_local_fs_capacity_threshold": "0.01"}
 
 
 @contextlib.contextmanager
