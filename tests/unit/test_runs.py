@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
+import subprocess
 import sys
 import time
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import psutil
 import pytest
 
 from raydebug.check.output import record
@@ -28,6 +31,7 @@ from raydebug.jobs.run_folder import RunFolder, list_runs, load_run
 from raydebug.report.write import write_report
 from raydebug.trainers.openrlhf import OPENRLHF
 from raydebug.trainers.verl.trainer import VERL
+from runs import wait_for
 
 if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard
@@ -201,6 +205,25 @@ def test_a_record_of_steps(cluster: Cluster) -> None:
     assert run["step_count"] == 2
     assert (run["steps"][0]["step"], run["steps"][0]["metrics"]["actor/pg_loss"]) == (1, -0.32)
     assert math.isnan(run["steps"][1]["metrics"]["actor/pg_loss"])
+
+
+def test_memory_of_children() -> None:
+    """The children of a worker, and theirs, are measured by program; those of another process are not."""
+    argv = ["bash", "-c", "bash -c 'sleep 30; true'; true"]
+    workers = [subprocess.Popen(argv, start_new_session=True) for _ in range(2)]
+    try:
+        made = Memory(with_children=True)
+        statistics = {"workers": [{"pid": one.pid, "memoryInfo": {"rss": memory_samples.MIB}} for one in workers]}
+        below = psutil.Process(workers[0].pid)
+        wait_for(lambda: "sleep" in [one.name() for one in below.children(recursive=True)], "the grandchild")
+        made.take("n", statistics, 1.0, {workers[0].pid: "Actor"})
+        names = {process for process, _ in made.processes}
+        assert names == {memory_samples.NODE, "Actor", "bash of Actor", "sleep of Actor"}
+        assert made.processes["bash of Actor", "n"].samples[0][1] >= 1
+    finally:
+        for one in workers:
+            os.killpg(one.pid, signal.SIGKILL)
+            one.wait()
 
 
 def test_log_of_the_job(cluster: Cluster) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
+from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
 
@@ -85,14 +86,14 @@ class Memory:
             titles: names of the job's workers, by pid; other workers are ignored.
         """
         at_s = round(at_s, 1)
+        children = _children_by_parent() if self.with_children else {}
         used = Counter({NODE: (statistics.get("mem") or [0, 0, 0, 0])[3]})  # bytes; processes of one name together
         for worker in statistics.get("workers") or ():
             pid = worker.get("pid")
             if pid not in titles:
                 continue
             used[titles[pid]] += (worker.get("memoryInfo") or {}).get("rss", 0)
-            if self.with_children:
-                used.update(_memory_of_children(pid, titles[pid]))
+            used.update(_memory_of_children(pid, titles[pid], children))
         for process, size in used.items():
             self._add(self.processes, (process, node), (at_s, round(size / MIB)))
         for gpu in statistics.get("gpus") or ():
@@ -120,14 +121,31 @@ class Memory:
         return {"memory": memory, "gpus": gpus}
 
 
-def _memory_of_children(pid: int, title: str) -> Counter[str]:
-    """Return the bytes of a worker's children, those of one program together."""
+def _children_by_parent() -> dict[int, list[int]]:
+    """Return the children of each process of this machine.
+
+    One pass for all workers: psutil's `children` would read all of /proc for each of them.
+    """
+    found: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended
+                after_name = (folder / "stat").read_bytes().rpartition(b")")[2].split()  # which may hold any character
+                found.setdefault(int(after_name[1]), []).append(int(folder.name))
+    return found
+
+
+def _memory_of_children(pid: int, title: str, children: dict[int, list[int]]) -> Counter[str]:
+    """Return the bytes of a worker's children and of theirs, those of one program together; each counts once."""
     import psutil
 
     found = Counter[str]()
-    with contextlib.suppress(psutil.Error):
-        for child in psutil.Process(pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error, IndexError):
-                name = child.cmdline()[0].split()[0].rpartition("/")[2]
-                found[f"{name} of {title}"] += child.memory_info().rss
+    below = children.pop(pid, [])
+    while below:
+        child = below.pop()
+        below += children.pop(child, [])
+        with contextlib.suppress(psutil.Error, IndexError):
+            process = psutil.Process(child)
+            name = process.cmdline()[0].split()[0].rpartition("/")[2]
+            found[f"{name} of {title}"] += process.memory_info().rss
     return found
