@@ -1,101 +1,141 @@
 """`python -m bench.steps`: what a step of a training costs more with all that raydebug does by default.
 
-Needs the flavour cpu in this environment. Runs with and without it take turns; each starts the training anew, which
-takes most of the time. `without` is `--debugger off --no-spans`: the run is still recorded from its log, as that is
-where the times of the steps come from. Beside a step's time stands the processor time that the whole machine spends in
-it, raydebug's own programs included: it varies less, as it does not count what a step waits for.
+Needs the flavour cpu in this environment; takes about 20 minutes. Runs of one training differ by several per cent, so
+both ways are measured in one: raydebug's own programs, `raydebug run` and the gateway, are stopped for every second
+block of steps, and with them all that they ask the training's processes. Each block is compared with its neighbours.
+Its first step is left out, as stopped programs catch up in it. What goes on meanwhile is the recording of spans in the
+processes: their number is printed, and `python -m bench.spans` has what one costs.
 """
 
 from __future__ import annotations
 
 import argparse
-import bisect
 import contextlib
 import json
 import os
+import re
+import signal
 import statistics
-import sys
-import threading
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
+
+import psutil
 
 from bench import measuring
 from bench.containers import machine_line
 from bench.starts import cluster_for
-from bench.training import COMMAND, RAYDEBUG, place, run
+from bench.training import COMMAND, RAYDEBUG, place
+from raydebug.cluster.find import load_cluster
 
-WAYS = {"with": [], "without": ["--debugger", "off", "--no-spans"]}
-FIRST = 3  # steps before it warm up
-APART_S = 0.05  # between two looks at the machine's processor time
+BLOCK = 4  # steps: about ten seconds, less than what ends a connection
+FIRST_BLOCKS = 2  # which warm up
+LOOK_S = 0.02
+# In the log of the driver, as it is before raydebug reads it.
+STEP = re.compile(r"step:(\d+) - .*?timing_s/step:(?:np\.float64\()?([\d.]+)")
+
+
+class Step(NamedTuple):
+    """One step of the training."""
+
+    number: int
+    took_s: float
+    is_alone: bool  # raydebug's programs were stopped
+    used_s: float  # their processor time until its end
+    at_s: float
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     epilog="example: python -m bench.steps --runs 2 --steps 8")  # fmt: skip
-    parser.add_argument("--runs", type=int, default=10, help="of each way")
-    parser.add_argument("--steps", type=int, default=60, help="of each run")
+                                     epilog="example: python -m bench.steps --steps 80")  # fmt: skip
+    parser.add_argument("--steps", type=int, default=320)
     options = parser.parse_args()
-    took: dict[str, list[Cost]] = {way: [] for way in WAYS}
     before = measuring.machine()
     with place() as folder, cluster_for(folder):
-        for number in range(options.runs):
-            for way in sorted(WAYS, reverse=bool(number % 2)):
-                took[way].append(cost_of_step(folder, WAYS[way], options.steps))
-                print(f"{way}: {took[way][-1]}", file=sys.stderr, flush=True)
-    about = {**before, "load_after": measuring.machine()["load"], "repetitions": options.runs}
-    print(f"{machine_line(about)}\n\n| a step | median of {options.runs} runs | smallest and largest |\n|---|---|---|")
-    for column, name in enumerate(Cost._fields):
-        values = {way: [cost[column] for cost in costs] for way, costs in took.items()}
-        for way, ones in values.items():
-            row = f"{1e3 * statistics.median(ones):.1f} ms | {1e3 * min(ones):.1f} to {1e3 * max(ones):.1f} ms"
-            print(f"| {name}, {way} | {row} |")
-        pairs = [(one / other - 1) * 100 for one, other in zip(values["with"], values["without"], strict=True)]
-        error = statistics.stdev(pairs) / len(pairs) ** 0.5 if len(pairs) > 1 else float("nan")
-        more = f"{statistics.median(pairs):+.2f} %, mean {statistics.mean(pairs):+.2f} ± {error:.2f} %"
-        print(f"| {name}, more with it, of pairs | {more} | {min(pairs):+.2f} to {max(pairs):+.2f} % |")
+        steps = list(measured(folder, options.steps))
+        spans = sum(
+            len(json.loads(line).get("rows", ()))
+            for path in Path(os.environ["XDG_STATE_HOME"]).rglob("spans.jsonl")
+            for line in path.open()
+        )
+    print(machine_line({**before, "load_after": measuring.machine()["load"], "repetitions": 1}))
+    print(f"\n{table(steps)}; {spans / options.steps:.0f} spans a step")
 
 
-class Cost(NamedTuple):
-    """Of one step, in seconds."""
+def table(steps: list[Step]) -> str:
+    """Return both ways in Markdown, and what the blocks cost more than their neighbours."""
+    blocks: dict[int, list[Step]] = {}
+    for step in steps:
+        blocks.setdefault((step.number - 1) // BLOCK, []).append(step)
+    means = {
+        number: statistics.mean(step.took_s for step in block[1:])
+        for number, block in blocks.items()
+        if number >= FIRST_BLOCKS and len(block) == BLOCK
+    }
+    lines = ["| a step | median | mean | spread |", "|---|---|---|---|"]
+    for name, is_alone in (("with raydebug's programs", False), ("while they are stopped", True)):
+        times = [1e3 * step.took_s for number in means for step in blocks[number][1:] if step.is_alone == is_alone]
+        median, mean, spread = statistics.median(times), statistics.mean(times), statistics.stdev(times)
+        lines.append(f"| {name} | {median:.0f} ms | {mean:.0f} ms | ± {spread:.0f} ms, {len(times)} steps |")
+    more = [
+        100 * (2 * mean / (means[number - 1] + means[number + 1]) - 1)
+        for number, mean in means.items()
+        if not blocks[number][0].is_alone and {number - 1, number + 1} <= means.keys()
+    ]
+    mean, median, error = statistics.mean(more), statistics.median(more), statistics.stdev(more) / len(more) ** 0.5
+    lines += ["", f"of {len(more)} blocks beside their neighbours: {mean:+.2f} % ± {error:.2f}, median {median:+.2f} %"]
+    while_at_work = 2 * (steps[-1].used_s - steps[0].used_s) / (steps[-1].at_s - steps[0].at_s)
+    return "\n".join([*lines, f"raydebug's programs take {100 * while_at_work:.1f} % of a core"])
 
-    time: float
-    processor: float
 
-
-def cost_of_step(folder: Path, more: list[str], steps: int) -> Cost:
-    """Run the training, and return the median time of its steps, as its own log has them, and their processor time."""
-    length = ["trainer.total_epochs=1000", f"trainer.total_training_steps={steps}"]
-    with noting_processor_time() as noted:
-        run([RAYDEBUG, "run", "--profile", "full", *more, "--", *COMMAND, *length], folder)
-    found = json.loads(run([RAYDEBUG, "report", "--json"], folder))
-    ends = [found["started"] + one["end_s"] for one in found["steps"][FIRST - 2 :]]
-    first, last = (noted[bisect.bisect(noted, (end, 0.0))][1] for end in (ends[0], ends[-1]))
-    times = [float(one["metrics"]["timing_s/step"]) for one in found["steps"][FIRST - 1 :]]
-    return Cost(statistics.median(times), (last - first) / (len(ends) - 1))
-
-
-@contextlib.contextmanager
-def noting_processor_time() -> Iterator[list[tuple[float, float]]]:
-    """Note, while the body runs, the time of day and the processor time of the machine since its start, in seconds."""
-    noted: list[tuple[float, float]] = []
-    ended = threading.Event()
-
-    def note() -> None:
-        while not ended.wait(APART_S):
-            user, nice, system, _, _, *interrupts = Path("/proc/stat").read_text(encoding="ascii").split()[1:8]
-            ticks = sum(int(one) for one in (user, nice, system, *interrupts))
-            noted.append((time.time(), ticks / os.sysconf("SC_CLK_TCK")))
-
-    thread = threading.Thread(target=note)
-    thread.start()
+def measured(folder: Path, count: int) -> Iterator[Step]:
+    """Run the training, stop raydebug's programs for every second block, and yield the steps as they end."""
+    length = ["trainer.total_epochs=100000", f"trainer.total_training_steps={count}"]
+    argv = [RAYDEBUG, "run", "--profile", "full", "--", *COMMAND, *length]
+    with (folder / "run.log").open("wb") as said:
+        run = subprocess.Popen(argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+    ours = [psutil.Process(run.pid), *gateways(folder)]
+    is_alone = False
     try:
-        yield noted
+        for number, took_s in ends_of_steps(run):
+            used_s = sum(sum(one.cpu_times()[:2]) for one in ours)
+            yield Step(number, took_s, is_alone, used_s, time.monotonic())
+            if number % BLOCK == 0:
+                is_alone = not is_alone and number + BLOCK < count
+                for one in ours:
+                    one.send_signal(signal.SIGSTOP if is_alone else signal.SIGCONT)
     finally:
-        ended.set()
-        thread.join()
+        for one in ours:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.send_signal(signal.SIGCONT)
+        if run.wait() != 0:
+            raise SystemExit(f"{argv} failed:\n{(folder / 'run.log').read_text()}")
+
+
+def gateways(folder: Path) -> list[psutil.Process]:
+    """Return the gateway of the cluster whose state is in a folder."""
+    found = [one for one in psutil.process_iter() if "raydebug.gateway" in one.cmdline()]
+    return [one for one in found if one.environ().get("XDG_STATE_HOME", "").startswith(str(folder))]
+
+
+def ends_of_steps(run: subprocess.Popen[bytes]) -> Iterator[tuple[int, float]]:
+    """Yield number and seconds of each step as the driver logs it, until the run ends."""
+    logs = load_cluster().ray_logs
+    log: IO[str] | None = None
+    line = ""
+    while run.poll() is None:
+        if log is None:
+            log = next((path.open() for path in logs.glob("job-driver-*.log")), None)
+        while log is not None and (piece := log.readline()):
+            line += piece
+            if piece.endswith("\n"):
+                if found := STEP.search(line):
+                    yield int(found[1]), float(found[2])
+                line = ""
+        time.sleep(LOOK_S)
 
 
 if __name__ == "__main__":
