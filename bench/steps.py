@@ -33,6 +33,7 @@ from raydebug.cluster.find import load_cluster
 BLOCK = 4  # steps: about ten seconds, less than what ends a connection
 FIRST_BLOCKS = 2  # which warm up
 LOOK_S = 0.02
+GATEWAY = "raydebug.gateway"  # the module that it runs
 # In the log of the driver, as it is before raydebug reads it.
 STEP = re.compile(r"step:(\d+) - .*?timing_s/step:(?:np\.float64\()?([\d.]+)")
 
@@ -97,28 +98,28 @@ def measured(folder: Path, count: int) -> Iterator[Step]:
     argv = [RAYDEBUG, "run", "--profile", "full", "--", *COMMAND, *length]
     with (folder / "run.log").open("wb") as said:
         run = subprocess.Popen(argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
-    ours = [psutil.Process(run.pid), *gateways(folder)]
+    programs = [psutil.Process(run.pid), *gateways(folder)]
     is_alone = False
     try:
         for number, took_s in ends_of_steps(run):
-            used_s = sum(sum(one.cpu_times()[:2]) for one in ours)
+            used_s = sum(sum(program.cpu_times()[:2]) for program in programs)
             yield Step(number, took_s, is_alone, used_s, time.monotonic())
             if number % BLOCK == 0:
                 is_alone = not is_alone and number + BLOCK < count
-                for one in ours:
-                    one.send_signal(signal.SIGSTOP if is_alone else signal.SIGCONT)
+                for program in programs:
+                    program.send_signal(signal.SIGSTOP if is_alone else signal.SIGCONT)
     finally:
-        for one in ours:
+        for program in programs:
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.send_signal(signal.SIGCONT)
+                program.send_signal(signal.SIGCONT)
         if run.wait() != 0:
             raise SystemExit(f"{argv} failed:\n{(folder / 'run.log').read_text()}")
 
 
 def gateways(folder: Path) -> list[psutil.Process]:
     """Return the gateway of the cluster whose state is in a folder."""
-    found = [one for one in psutil.process_iter() if "raydebug.gateway" in one.cmdline()]
-    return [one for one in found if one.environ().get("XDG_STATE_HOME", "").startswith(str(folder))]
+    everywhere = [process for process in psutil.process_iter(["cmdline"]) if GATEWAY in (process.info["cmdline"] or ())]
+    return [process for process in everywhere if process.environ().get("XDG_STATE_HOME", "").startswith(str(folder))]
 
 
 def ends_of_steps(run: subprocess.Popen[bytes]) -> Iterator[tuple[int, float]]:

@@ -213,17 +213,17 @@ def test_memory_of_children() -> None:
     workers = [subprocess.Popen(argv, start_new_session=True) for _ in range(2)]
     try:
         made = Memory(with_children=True)
-        statistics = {"workers": [{"pid": one.pid, "memoryInfo": {"rss": memory_samples.MIB}} for one in workers]}
-        below = psutil.Process(workers[0].pid)
-        wait_for(lambda: "sleep" in [one.name() for one in below.children(recursive=True)], "the grandchild")
-        made.take("n", statistics, 1.0, {workers[0].pid: "Actor"})
+        rows = [{"pid": worker.pid, "memoryInfo": {"rss": memory_samples.MIB}} for worker in workers]
+        measured = psutil.Process(workers[0].pid)
+        wait_for(lambda: "sleep" in [child.name() for child in measured.children(recursive=True)], "the grandchild")
+        made.take("n", {"workers": rows}, 1.0, {workers[0].pid: "Actor"})
         names = {process for process, _ in made.processes}
         assert names == {memory_samples.NODE, "Actor", "bash of Actor", "sleep of Actor"}
         assert made.processes["bash of Actor", "n"].samples[0][1] >= 1
     finally:
-        for one in workers:
-            os.killpg(one.pid, signal.SIGKILL)
-            one.wait()
+        for worker in workers:
+            os.killpg(worker.pid, signal.SIGKILL)
+            worker.wait()
 
 
 def test_log_of_the_job(cluster: Cluster) -> None:

@@ -207,11 +207,10 @@ def _is_harmless(lines: Sequence[Line], error: Raised) -> bool:
 
 def _users_error(raised: Iterable[Raised]) -> Raised | None:
     """Return the first exception that left a frame of the user's code, else the first exception that is no effect."""
-    candidates = [one for one in raised if one.kind not in FOLLOWERS and not one.in_line]
-    return next(
-        (one for one in candidates if _is_in_users_code(one)),
-        next((one for one in candidates if one.frames), next(iter(candidates), None)),
-    )
+    errors = [error for error in raised if error.kind not in FOLLOWERS and not error.in_line]
+    users = [error for error in errors if _is_in_users_code(error)]
+    with_frames = [error for error in errors if error.frames]
+    return next(iter(users or with_frames or errors), None)
 
 
 def _is_in_users_code(error: Raised) -> bool:
