@@ -32,6 +32,7 @@ from raydebug.cluster.find import load_cluster
 
 BLOCK = 4  # steps: about ten seconds, less than what ends a connection
 FIRST_BLOCKS = 2  # which warm up
+LEAST_STEPS = 10 * BLOCK
 LOOK_S = 0.02
 GATEWAY = "raydebug.gateway"  # the module that it runs
 # In the log of the driver, as it is before raydebug reads it.
@@ -54,6 +55,8 @@ def main() -> None:
                                      epilog="example: python -m bench.steps --steps 80")  # fmt: skip
     parser.add_argument("--steps", type=int, default=320)
     options = parser.parse_args()
+    if options.steps < LEAST_STEPS:
+        parser.error(f"--steps is at least {LEAST_STEPS}: fewer leave no two blocks to compare")
     before = measuring.machine()
     with place() as folder, cluster_for(folder):
         steps = list(measured(folder, options.steps))
@@ -81,10 +84,11 @@ def table(steps: list[Step]) -> str:
         times = [1e3 * step.took_s for number in means for step in blocks[number][1:] if step.is_alone == is_alone]
         median, mean, spread = statistics.median(times), statistics.mean(times), statistics.stdev(times)
         lines.append(f"| {name} | {median:.0f} ms | {mean:.0f} ms | ± {spread:.0f} ms, {len(times)} steps |")
+    alone = {number: mean for number, mean in means.items() if blocks[number][0].is_alone}
     more = [
-        100 * (2 * mean / (means[number - 1] + means[number + 1]) - 1)
+        100 * (2 * mean / (alone[number - 1] + alone[number + 1]) - 1)
         for number, mean in means.items()
-        if not blocks[number][0].is_alone and {number - 1, number + 1} <= means.keys()
+        if number not in alone and {number - 1, number + 1} <= alone.keys()
     ]
     mean, median, error = statistics.mean(more), statistics.median(more), statistics.stdev(more) / len(more) ** 0.5
     lines += ["", f"of {len(more)} blocks beside their neighbours: {mean:+.2f} % ± {error:.2f}, median {median:+.2f} %"]
