@@ -399,27 +399,22 @@ def use(session: nox.Session, flavour: str, *, named: str = "", python: str = ""
         session.log(f"{folder} is brought up to date; sessions that use it end first")
         fcntl.flock(guard, fcntl.LOCK_EX)
         if stamp(folder, "locks") != wanted["locks"]:
-            session.run(uv(), "venv", "--quiet", "--clear", "--python", python, str(folder))
+            session.run_install(uv(), "venv", "--quiet", "--clear", "--python", python, str(folder))
             sync(session, flavour, locks)
             stamp(folder, "locks", wanted["locks"])
         if project and stamp(folder, "raydebug") != wanted["raydebug"]:
             built_with = ("--build-constraints", "env/dev.lock")  # hatchling as locked
             options = ("--quiet", "--no-deps", "--reinstall-package", "raydebug", *built_with)
-            session.run(uv(), "pip", "install", *options, ".")
+            session.run_install(uv(), "pip", "install", *options, ".")
             # Each process of a test would compile our modules anew where PYTHONDONTWRITEBYTECODE is set.
-            run(session, "python", "-m", "compileall", "-q", *map(str, folder.glob("lib/*/site-packages/raydebug")))
+            packages = map(str, folder.glob("lib/*/site-packages/raydebug"))
+            session.run_install(str(folder / "bin/python"), "-m", "compileall", "-q", *packages)
             stamp(folder, "raydebug", wanted["raydebug"])
             if flavour == "cpu" and stamp(folder, "bytecode") != wanted["locks"]:  # verl needs raydebug's platform
                 load = f"import {', '.join(TRAINING_MODULES)}"
                 # Without token mode: the program imports and starts no Ray, so that it needs no token of the user's.
-                run(
-                    session,
-                    "python",
-                    "-c",
-                    load,
-                    env={"VERL_PLATFORM": "cpu", "RAY_AUTH_MODE": "disabled"},
-                    silent=True,
-                )
+                no_cluster = {"VERL_PLATFORM": "cpu", "RAY_AUTH_MODE": "disabled"}
+                session.run_install(str(folder / "bin/python"), "-c", load, env=no_cluster, silent=True)
                 stamp(folder, "bytecode", wanted["locks"])
         fcntl.flock(guard, fcntl.LOCK_SH)
 
@@ -428,7 +423,7 @@ def sync(session: nox.Session, flavour: str, locks: list[Path]) -> None:
     """Install exactly what locks hold into the session's new environment; the cpu flavour without bytecode."""
     torch = (lock_tool(session, "torch-options") or "").splitlines() if flavour == "cpu" else ()
     compiled = () if flavour == "cpu" else ("--compile-bytecode",)
-    session.run(uv(), "pip", "sync", "--quiet", "--require-hashes", *compiled, *torch, *map(str, locks))
+    session.run_install(uv(), "pip", "sync", "--quiet", "--require-hashes", *compiled, *torch, *map(str, locks))
 
 
 def stamp(folder: Path, part: str, made_of: str | None = None) -> str:
@@ -478,7 +473,8 @@ def lock_tool(session: nox.Session, *arguments: str) -> str | None:
         What it printed, for a question; None when it shows its work.
     """
     asks = arguments[0] != "make"
-    answer = session.run(
+    ask = session.run_install if asks else session.run  # an environment is made by --install-only, too
+    answer = ask(
         sys.executable, "env/lock.py", *arguments, env={**SOURCES, "RAYDEBUG_UV": uv()}, silent=asks, log=not asks
     )
     return str(answer) if asks else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from raydebug.jobs.run_folder import SPANS, TASKS, load_run
 from raydebug.trace.lanes import groups_of
 from raydebug.trace.record import read_recorded
 from raydebug.trace.why import explain
-from runs import Run, starting_runs
+from runs import Run, raydebug, starting_runs, wait_for
 
 pytestmark = pytest.mark.timeout(180)
 # verl 0.9.1 utils/profiler/performance.py in its shape
@@ -180,6 +181,20 @@ def test_why_of_each_slow_spot(train: Callable[..., Run], tmp_path: Path) -> Non
     wrong = {name: text for name, text in said.items() if not re.search(WORDS[name], text)}
     assert not wrong, "\n".join(wrong.values())
     assert "no more than its neighbours" in explain(recorded, 7).text
+
+
+def test_trace_while_it_runs(train: Callable[..., Run], tmp_path: Path) -> None:
+    """The trace of a run that goes on has the tasks that Ray knows now, before its recorder has read them."""
+    (tmp_path / "train.py").write_text(TRAINING + "time.sleep(600)\n")
+    run = train()
+    wait_for(lambda: "steps have ended" in run.text, "the steps", run=run)
+    time.sleep(2)  # a worker reports its tasks each second
+    tasks = Path(load_run()["folder"]) / TASKS
+    assert not tasks.exists() or "Trainer.fit" not in tasks.read_text()
+    done = raydebug("trace", "-o", str(tmp_path / "trace.json"))
+    assert done.returncode == 0, done.stderr
+    assert "Trainer.fit" in (tmp_path / "trace.json").read_text()
+    assert "Trainer.fit" in tasks.read_text()
 
 
 @pytest.mark.skipif("RAYDEBUG_TEST_LONG" not in os.environ, reason="takes over a minute: RAYDEBUG_TEST_LONG=1")

@@ -143,6 +143,47 @@ def node_statistics(at: int) -> dict[str, Any]:
     return {"mem": [0, 0, 0, used * 2**20], "workers": workers, "gpus": [{"index": one, **gpu} for one in range(8)]}
 
 
+def test_names_of_workers_are_asked_for_once(cluster: Cluster) -> None:
+    """Ray's table of actors is read when a worker is new or has another name, not for each of its methods."""
+    names = {7: "ray::IDLE"}
+    actors: list[dict[str, Any]] = []
+    asked = []
+
+    class Ray:
+        def job(self, _: str) -> dict[str, Any]:
+            return {"job_id": "01000000"}
+
+        def nodes(self) -> list[dict[str, str]]:
+            return [{"node_id": name, "node_ip": f"10.0.0.{name}", "state": "ALIVE"} for name in "12"]
+
+        def node_statistics(self, node_id: str) -> dict[str, Any]:
+            workers = [{"pid": pid, "cmdline": [name], "memoryInfo": {"rss": 2**20}} for pid, name in names.items()]
+            return {"workers": workers if node_id == "1" else workers[:1]}
+
+        def actors(self, _: str) -> list[dict[str, Any]]:
+            asked.append(dict(names))
+            return actors
+
+    made = Recorder(cluster, about(), ["python", "train.py"])
+    made._changes = [{}]
+
+    def sample() -> int:
+        asked.clear()
+        made._sample(cast("Dashboard", Ray()))
+        return len(asked)
+
+    assert [sample(), sample()] == [1, 0]
+    names[7] = "ray::Trainer.__init__"  # it is in the table when that has returned
+    assert [sample(), sample()] == [1, 0]
+    names[7] = "ray::Trainer.fit"
+    actors.append({"pid": 7, "node_id": "1", "class_name": "Trainer"})
+    assert [sample(), sample()] == [1, 0]
+    names[7] = "ray::Trainer.save"
+    assert sample() == 0
+    found = {(one["process"], one["node"]) for one in cast("Any", made._memory.describe()["memory"])}
+    assert {one for one in found if one[0] == "Trainer"} == {("Trainer", "10.0.0.1")}  # pid 7 of the other is another
+
+
 def test_a_long_run_has_a_small_record(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
     """However long it runs, a record has at most so many samples; the highest memory and the mean load stay."""
     monkeypatch.setattr(memory_samples, "MOST_SAMPLES", 2_000)

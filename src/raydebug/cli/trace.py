@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -51,10 +52,14 @@ def trace(
             fix="ask twice: `raydebug trace --why STEP`, and `raydebug trace` for the file", code="trace.options",
         )  # fmt: skip
     from raydebug.jobs.run_folder import LAST, load_run
+    from raydebug.protocol import variables
     from raydebug.trace.record import read_recorded
     from raydebug.trace.why import explain
 
-    recorded = read_recorded(load_run(run or LAST, checks=False))
+    document = load_run(run or LAST, checks=False)
+    if document.get("status") == "running" and (document.get("variables") or {}).get(variables.SPANS) != "0":
+        _read_tasks(document)
+    recorded = read_recorded(document)
     if why is not None:
         found = explain(recorded, why)
         if as_json:
@@ -80,6 +85,20 @@ def trace(
         _open(written.path)
     elif not as_json:
         render.say("next: `raydebug trace --open` shows it; `raydebug trace --why STEP` says why a step was slow")
+
+
+def _read_tasks(document: Mapping[str, Any]) -> None:
+    """Bring the tasks of a run that goes on up to date: its recorder reads Ray's table seldom, as that takes long."""
+    import contextlib
+
+    from raydebug.cluster.dashboard import Dashboard
+    from raydebug.cluster.find import load_cluster
+    from raydebug.errors import RaydebugError
+    from raydebug.jobs.span_log import keep_tasks
+
+    with contextlib.suppress(RaydebugError, OSError), render.waiting("reading the tasks that Ray knows"):
+        cluster = load_cluster(str((document.get("cluster") or {}).get("name")))
+        keep_tasks(Dashboard(cluster), str(document["id"]), Path(document["folder"]))
 
 
 def _open(path: Path) -> None:

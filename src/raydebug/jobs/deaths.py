@@ -13,6 +13,7 @@ from urllib.parse import quote
 from raydebug.errors import RaydebugError
 from raydebug.gateway.gateway_client import request
 from raydebug.jobs.certificate import BACK, WANTED, Certificate, Evidence, certify
+from raydebug.jobs.pace import Pace
 
 if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard
@@ -60,11 +61,12 @@ class DeathWatch:
 
     async def watch(self, dashboard: Dashboard, say: Callable[[list[Certificate]], None]) -> None:
         """Certify ends until cancelled, and say each."""
+        pace = Pace(max(POLL_S, self._cluster.least_poll_s))
         while True:
             with contextlib.suppress(KeyError, TypeError, ValueError):  # a gateway or a Ray of another version
                 if found := await asyncio.to_thread(self.take, dashboard):
                     say(found)
-            await asyncio.sleep(max(POLL_S, self._cluster.least_poll_s))
+            await pace.wait()
 
     def take(self, dashboard: Dashboard, *, last: bool = False) -> list[Certificate]:
         """Return certificates of ends that are new, and of processes that are back, whose certificates are withdrawn.

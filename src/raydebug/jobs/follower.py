@@ -12,6 +12,7 @@ from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError
 from raydebug.gateway.gateway_client import fetch_pauses, forget_job
 from raydebug.jobs import resource_requests
+from raydebug.jobs.pace import Pace
 from raydebug.process import shell_code
 from raydebug.protocol.listings import ListedPause
 
@@ -20,7 +21,7 @@ STATUS_POLL_S = 0.3
 RETRY_S = 1.0
 LAST_LINES_S = 0.5
 FAILED_WITHOUT_CODE = 1
-DEMAND_POLL_S = 2.5
+DEMAND_POLL_S, DEMAND_AT_MOST_S = 2.5, 20.0
 DEMAND_LOOKS = 3  # polls in a row: by then a program would have withdrawn its request, or a node would have started
 
 
@@ -109,7 +110,7 @@ class Follower:
             self._write(text, self._written)
 
     async def _wait_for_end(self) -> JobInfo:
-        failures = 0
+        failures, pace = 0, Pace(max(STATUS_POLL_S, self._cluster.least_poll_s))
         while True:
             try:
                 info = await asyncio.to_thread(self._dashboard.job, self._id)
@@ -120,7 +121,7 @@ class Follower:
                 failures += 1
                 if failures > 10:
                     raise
-            await asyncio.sleep(max(STATUS_POLL_S, self._cluster.least_poll_s))
+            await pace.wait()
 
     async def _watch_demands(self) -> resource_requests.Unsatisfiable:
         """Return the error for the first request of the job that can never be satisfied.
@@ -128,8 +129,9 @@ class Follower:
         A job with a paused task is left alone: it is being debugged.
         """
         seen: list[tuple[str, str] | None] = []
+        pace = Pace(DEMAND_POLL_S, DEMAND_AT_MOST_S)
         while True:
-            await asyncio.sleep(DEMAND_POLL_S)
+            await pace.wait()
             found = None
             with contextlib.suppress(RaydebugError):
                 job_id = (await asyncio.to_thread(self._dashboard.job, self._id)).get("job_id")
@@ -161,6 +163,7 @@ class Follower:
         return max(0, skip - len(piece))
 
     async def _watch_pauses(self) -> None:
+        pace = Pace(max(PAUSE_POLL_S, self._cluster.least_poll_s))
         while True:
             with contextlib.suppress(RaydebugError):
                 listed = await asyncio.to_thread(fetch_pauses, self._cluster)
@@ -171,4 +174,4 @@ class Follower:
                         self._on_pause(pause)
                 self._paused = bool(mine)
                 self._on_pauses(mine)
-            await asyncio.sleep(max(PAUSE_POLL_S, self._cluster.least_poll_s))
+            await pace.wait()

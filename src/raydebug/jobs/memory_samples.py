@@ -16,7 +16,9 @@ LEAST_OF_SERIES = 64  # samples that each of very many processes may have nevert
 MOST_SERIES = 4_000  # processes and GPUs; later ones are not recorded
 NODE = "all processes of the node"
 MIB = 2**20
-SAMPLE_EVERY_S = 2.0
+# As often as Ray's agents measure. Source: dashboard/modules/reporter/reporter_consts.py, REPORTER_UPDATE_INTERVAL_MS:
+# 2.5 s in ray 2.41.0, 5 s in ray 2.60.0.
+SAMPLE_EVERY_S, SAMPLE_AT_MOST_S = 2.5, 5.0
 
 Sample: TypeAlias = tuple[float, ...]
 """(seconds, MiB) of a process, (seconds, MiB, % busy) of a GPU, from this moment until the next sample: the highest

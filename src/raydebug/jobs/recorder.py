@@ -18,7 +18,8 @@ from raydebug.cluster.kinds import kind_of
 from raydebug.errors import RaydebugError
 from raydebug.gateway.gateway_client import fetch_snapshot, fetch_snapshots, name_owner, name_place, name_reason
 from raydebug.jobs.deaths import DeathWatch
-from raydebug.jobs.memory_samples import SAMPLE_EVERY_S, Memory
+from raydebug.jobs.memory_samples import SAMPLE_AT_MOST_S, SAMPLE_EVERY_S, Memory
+from raydebug.jobs.pace import Pace
 from raydebug.jobs.phases import Phases
 from raydebug.jobs.run_folder import LOG, RUN, RunFolder, remove_oldest
 from raydebug.jobs.span_log import SpanLog
@@ -30,7 +31,7 @@ from raydebug.protocol.snapshot import SnapshotSummary
 from raydebug.settings.flavours import digest_of
 
 if TYPE_CHECKING:
-    from raydebug.cluster.dashboard import Dashboard, JobInfo
+    from raydebug.cluster.dashboard import ActorRow, Dashboard, JobInfo
     from raydebug.cluster.state import Cluster
     from raydebug.findings import Finding
     from raydebug.trainers.trainer import Trainer
@@ -68,6 +69,8 @@ class Recorder:
         self._phases = Phases(self._started, trainer=_trainer_of(command, Path(self._working_dir or ".")))
         self._step_texts: dict[int, str] = {}
         self._memory = Memory(with_children=cluster.is_local)
+        self._titles: dict[tuple[str, int], str] = {}  # of actors, by node and pid
+        self._seen: set[tuple[str, int, str]] = set()  # workers that are in Ray's table of actors if they are actors
         self._changes: list[dict[str, str]] = []
         self._pauses: dict[str, dict[str, Any]] = {}
         self._findings: list[dict[str, str]] = []
@@ -196,7 +199,7 @@ class Recorder:
 
     async def watch_memory(self, dashboard: Dashboard) -> None:
         """Sample memory until cancelled, and write the record every WRITE_EVERY_S."""
-        written = time.monotonic()
+        written, pace = time.monotonic(), Pace(SAMPLE_EVERY_S, SAMPLE_AT_MOST_S)
         while True:
             with contextlib.suppress(RaydebugError, KeyError, TypeError):
                 await asyncio.to_thread(self._sample, dashboard)
@@ -204,7 +207,7 @@ class Recorder:
             if time.monotonic() - written >= WRITE_EVERY_S:
                 written = time.monotonic()
                 await asyncio.to_thread(self._write, None)
-            await asyncio.sleep(SAMPLE_EVERY_S)
+            await pace.wait()
 
     def read_changes(self, dashboard: Dashboard) -> None:
         """Read what the profile changed, which the driver has written beside Ray's logs (profile/apply_profile.py)."""
@@ -224,22 +227,21 @@ class Recorder:
         self._write({"status": status.lower(), "exit_code": exit_code, "first_error": first_error})
 
     def _sample(self, dashboard: Dashboard) -> None:
-        from raydebug.jobs.logs import rank_of
-
         if not self._changes:
             self.read_changes(dashboard)
-        job_id = dashboard.job(self._id).get("job_id")
-        titles: dict[int, str] = {}
-        for actor in dashboard.actors(str(job_id)) if job_id else ():
-            rank = rank_of(actor)
-            titles[actor["pid"]] = f"{actor['class_name']} rank {rank}" if rank is not None else actor["class_name"]
         at_s = self._now() - self._started
-        for node in dashboard.nodes():
-            if node["state"] == "ALIVE":
-                statistics = dashboard.node_statistics(node["node_id"])
-                self._memory.take(node["node_ip"], statistics, at_s, titles)
-                for one in statistics.get("workers") or ():
-                    self._held[one.get("pid")] = (one.get("memoryInfo") or {}).get("rss", 0)
+        nodes = {node["node_id"]: node["node_ip"] for node in dashboard.nodes() if node["state"] == "ALIVE"}
+        statistics = {node_id: dashboard.node_statistics(node_id) for node_id in nodes}
+        workers = [(node_id, worker) for node_id, found in statistics.items() for worker in found.get("workers") or ()]
+        seen = {(node_id, worker.get("pid", 0), _name_of(worker)) for node_id, worker in workers}
+        if not seen <= self._seen and (job_id := dashboard.job(self._id).get("job_id")):
+            self._titles = _titles_of(dashboard.actors(job_id))
+            self._seen = seen
+        for node_id, found in statistics.items():
+            titles = {pid: title for (of, pid), title in self._titles.items() if of == node_id}
+            self._memory.take(nodes[node_id], found, at_s, titles)
+        for _, worker in workers:
+            self._held[worker.get("pid", 0)] = (worker.get("memoryInfo") or {}).get("rss", 0)
 
     def _now(self) -> float:
         """Return the time in seconds since the epoch; it does not jump when the clock is set."""
@@ -295,6 +297,26 @@ class Recorder:
             self._folder.write(document, steps=self._encoded_steps())
         except OSError:
             self._folder = None
+
+
+def _name_of(worker: Mapping[str, Any]) -> str:
+    """Return the name that Ray gives a worker's process, `ray::WorkerDict`, without a method that runs.
+
+    `ray::WorkerDict.__init__` is another one: Ray's table has the pid of an actor once it has been made.
+    """
+    name = str(next(iter(worker.get("cmdline") or ()), ""))
+    return name if name.endswith(".__init__") else name.partition(".")[0]
+
+
+def _titles_of(actors: Sequence[ActorRow]) -> dict[tuple[str, int], str]:
+    """Return the class and rank of actors, by node and pid."""
+    from raydebug.jobs.logs import rank_of
+
+    found = {}
+    for actor in actors:
+        rank = "" if (number := rank_of(actor)) is None else f" rank {number}"
+        found[str(actor.get("node_id")), actor["pid"]] = f"{actor['class_name']}{rank}"
+    return found
 
 
 def _trainer_of(command: Sequence[str], folder: Path) -> Trainer | None:

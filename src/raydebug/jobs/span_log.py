@@ -36,7 +36,8 @@ VERSION = 1
 ASK_EVERY_S, ANSWER_S = 2.0, 2.0
 ASK_SHARE = 5  # thousands of processes keep the gateway busy for long: at most a sixth of the time
 CLOCK_EVERY_S, ROUND_TRIPS = 60.0, 5
-TASKS_EVERY_S, TASKS_SHARE = 60.0, 20  # a table that takes long to read is read less often: a twentieth of the time
+# Ray takes half a millisecond of a processor for each task (ray 2.60.0, measured): 5 s for a table of 10,000.
+TASKS_EVERY_S, TASKS_SHARE = 60.0, 400
 MOST_ROUNDS = 30  # of questions in a turn: a process may have made 20,000 spans
 MOST_BYTES = 200 * 2**20  # of spans.jsonl
 # Of Ray's rows; `runtime_env_info` has all environment variables of the job.
@@ -154,19 +155,10 @@ class SpanLog:
         if self._folder is None:
             return
         began = time.monotonic()
-        with contextlib.suppress(RaydebugError, KeyError, TypeError):
-            if job_id := dashboard.job(self._job).get("job_id"):
-                rows, is_cut = dashboard.task_table(job_id)
-                hidden = functools.cache(lambda text: scrubbed(str(text)))  # thousands of rows have a few names
-                kept = [
-                    [hidden(row[name]) if name in NAMES and row.get(name) else row.get(name) for name in COLUMNS]
-                    for row in rows
-                ]
-                document = {"version": VERSION, "cut": is_cut, "columns": COLUMNS, "rows": kept}
-                try:
-                    atomic_write(self._folder / TASKS, json.dumps(document, separators=(",", ":")))
-                except OSError as error:
-                    self._give_up(error)
+        try:
+            keep_tasks(dashboard, self._job, self._folder)
+        except OSError as error:
+            self._give_up(error)
         took_s = time.monotonic() - began
         self._tasks_due = began + max(TASKS_EVERY_S, TASKS_SHARE * took_s)
 
@@ -189,6 +181,24 @@ class SpanLog:
     def _give_up(self, why: object) -> None:
         self._folder = None
         render.say(f"spans are recorded no further: {why}")
+
+
+def keep_tasks(dashboard: Dashboard, job: str, folder: Path) -> None:
+    """Write Ray's table of a job's tasks into a run's folder, or leave what is there if Ray does not answer.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with contextlib.suppress(RaydebugError, KeyError, TypeError):
+        if job_id := dashboard.job(job).get("job_id"):
+            rows, is_cut = dashboard.task_table(job_id)
+            hidden = functools.cache(lambda text: scrubbed(str(text)))  # thousands of rows have a few names
+            kept = [
+                [hidden(row[name]) if name in NAMES and row.get(name) else row.get(name) for name in COLUMNS]
+                for row in rows
+            ]
+            document = {"version": VERSION, "cut": is_cut, "columns": COLUMNS, "rows": kept}
+            atomic_write(folder / TASKS, json.dumps(document, separators=(",", ":")))
 
 
 def _trip_ns(said: Mapping[str, Any]) -> int:
