@@ -21,7 +21,7 @@ STATUS_POLL_S = 0.3
 RETRY_S = 1.0
 LAST_LINES_S = 0.5
 FAILED_WITHOUT_CODE = 1
-DEMAND_POLL_S, DEMAND_AT_MOST_S = 2.5, 20.0
+DEMAND_POLL_S, DEMAND_AT_MOST_S = 2.5, 60.0
 DEMAND_LOOKS = 3  # polls in a row: by then a program would have withdrawn its request, or a node would have started
 
 
@@ -129,12 +129,13 @@ class Follower:
         A job with a paused task is left alone: it is being debugged.
         """
         seen: list[tuple[str, str] | None] = []
-        pace = Pace(DEMAND_POLL_S, DEMAND_AT_MOST_S)
+        job_id: str | None = None
+        pace = Pace(DEMAND_POLL_S, DEMAND_AT_MOST_S, part=10)  # the GCS reads all its tasks for it: 17 ms for 2,288
         while True:
             await pace.wait()
             found = None
             with contextlib.suppress(RaydebugError):
-                job_id = (await asyncio.to_thread(self._dashboard.job, self._id)).get("job_id")
+                job_id = job_id or (await asyncio.to_thread(self._dashboard.job, self._id)).get("job_id")
                 if job_id and not self._paused:
                     found = await asyncio.to_thread(resource_requests.find_unsatisfiable, self._dashboard, job_id)
             seen = [*seen[1 - DEMAND_LOOKS :], found]

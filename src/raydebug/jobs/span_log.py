@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from raydebug import render
 from raydebug.errors import RaydebugError
 from raydebug.gateway.gateway_client import ask_processes
+from raydebug.jobs.pace import Pace
 from raydebug.jobs.run_folder import SPANS, TASKS
 from raydebug.protocol.questions import SPANS as ASK_SPANS
 from raydebug.protocol.questions import SpansBody
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from raydebug.protocol.spans import SpansRecord
 
 VERSION = 1
-ASK_EVERY_S, ANSWER_S = 2.0, 2.0
+ASK_EVERY_S, ASK_AT_MOST_S, ANSWER_S = 2.0, 5.0, 2.0
 ASK_SHARE = 5  # thousands of processes keep the gateway busy for long: at most a sixth of the time
 CLOCK_EVERY_S, ROUND_TRIPS = 60.0, 5
 # Ray takes half a millisecond of a processor for each task (ray 2.60.0, measured): 5 s for a table of 10,000.
@@ -73,13 +74,14 @@ class SpanLog:
 
     async def watch(self, dashboard: Dashboard) -> None:
         """Record until cancelled."""
+        pace = Pace(ASK_EVERY_S, ASK_AT_MOST_S)
         while True:
             began = time.monotonic()
             await asyncio.to_thread(self.take)
             took_s = time.monotonic() - began
             if time.monotonic() >= self._tasks_due:
                 await asyncio.to_thread(self.take_tasks, dashboard)
-            await asyncio.sleep(max(ASK_EVERY_S, ASK_SHARE * took_s))
+            await pace.wait(ASK_SHARE * took_s)
 
     def end(self, dashboard: Dashboard) -> None:
         """Record what is left at the end of the job."""
