@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import doctest
+import itertools
 import json
 import os
 import re
@@ -21,10 +22,10 @@ import pytest
 from ray_dashboard import JOB, RayDashboard
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.state import Cluster, Remote
-from raydebug.jobs import submit
+from raydebug.jobs import resource_requests, submit
 from raydebug.jobs.deaths import DeathWatch
 from raydebug.jobs.follow import Explanation, _explained, _what_becomes_of
-from raydebug.jobs.follower import Follower
+from raydebug.jobs.follower import DEMAND_AT_MOST_S, DEMAND_POLL_S, Follower
 from raydebug.jobs.pace import MOST_S, Pace
 
 FOLLOW = ("-m", "raydebug", "job", "attach-log")
@@ -252,3 +253,29 @@ def test_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asyncio.run(waits([0, 10, 60, 150, 3600], 0.0)) == [0.3, 0.3, 0.6, 1.5, 2.0]
     assert asyncio.run(waits([0, 10, 60], 0.005)) == [0.5, 0.5, 0.6]
     assert asyncio.run(waits([0], 15.0)) == [2.0]
+
+
+def test_a_request_is_confirmed_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray is asked seldom for requests that wait, and soon again for one that no node can satisfy."""
+    cluster = Cluster("c", "i", "compose", tmp_path, tmp_path, "", {"dashboard": 9}, 1, 0, "breakpoint", "core", 0.0)
+    (tmp_path / "token").write_text("0" * 64)
+    found = iter([None, ("a task with 9 CPUs", "1 node"), None, *[("a task with 9 CPUs", "1 node")] * 3])
+    monkeypatch.setattr(resource_requests, "find_unsatisfiable", lambda *_: next(found))
+    monkeypatch.setattr(Dashboard, "job", lambda *_: {"job_id": "01000000"})
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    async def look() -> None:
+        follower = Follower(cluster, "j", on_log=print, on_pause=print)
+        clock = itertools.count(0.0, 3600.0)  # each look is an hour later
+        monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        error = await follower._watch_demands()
+        monkeypatch.undo()
+        assert error.what == "the job asks for a task with 9 CPUs, which cluster 'c' can never give"
+
+    asyncio.run(look())
+    seldom, soon = DEMAND_AT_MOST_S, DEMAND_POLL_S
+    assert waited == [seldom, seldom, soon, seldom, soon, soon]

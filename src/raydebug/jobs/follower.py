@@ -128,11 +128,11 @@ class Follower:
 
         A job with a paused task is left alone: it is being debugged.
         """
-        seen: list[tuple[str, str] | None] = []
+        seen: list[tuple[str, str] | None] = [None]
         job_id: str | None = None
         pace = Pace(DEMAND_POLL_S, DEMAND_AT_MOST_S, part=10)  # the GCS reads all its tasks for it: 17 ms for 2,288
         while True:
-            await pace.wait()
+            await (pace.wait() if seen[-1] is None else asyncio.sleep(DEMAND_POLL_S))
             found = None
             with contextlib.suppress(RaydebugError):
                 job_id = job_id or (await asyncio.to_thread(self._dashboard.job, self._id)).get("job_id")
