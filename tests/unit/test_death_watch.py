@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from raydebug.errors import RaydebugError
 from raydebug.jobs import deaths
+from raydebug.jobs.certificate import BACK, Certificate
 from raydebug.jobs.deaths import DeathWatch
+from raydebug.jobs.follow import _say_deaths
 
 FACTS = {"oom_kills": 0, "node_oom_kills": 0}
 
@@ -74,6 +77,36 @@ def test_an_end_is_certified_without_ray_too(watched: Any) -> None:
     assert [one.pid for one in watch.take(gone)] == [7]
     ended.append({**ended[0], "number": 2, "at": time.time(), "pid": 8})
     assert [one.after for one in watch.take(Rows(workers={"exit_type": None}), last=True)] == ["a process"]
+
+
+def test_an_odd_end_keeps_no_other_from_its_certificate(watched: Any) -> None:
+    """What a gateway of another version says of one end, in another form, costs that end its certificate, no other."""
+    watch, ended = watched
+    ended.append({**ended[0], "number": 2, "at": time.time() - 2})
+    ended[0]["at"] = None
+    assert [one.number for one in watch.take(Rows(workers="fails"))] == [2]
+    assert watch.take(Rows(workers="fails"), last=True) == []
+
+
+def test_what_is_said_of_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    """Five ends are said, then that there are more; a process that is connected again is said always."""
+
+    def certificate(number: int, kind: str = "killed") -> Certificate:
+        return Certificate(number, "Actor", number, "n", 0.0, kind, by="somebody", how="SIGKILL")
+
+    certificates = {n: certificate(n) for n in range(4)}
+    recorder: Any = SimpleNamespace(deaths=SimpleNamespace(certificates=certificates))
+    back = [certificate(n, BACK) for n in (8, 9)]
+    _say_deaths(recorder, [*back, *certificates.values()])
+    said = capsys.readouterr().err.splitlines()
+    assert said[:2] == [f"death: Actor pid {n} has not ended: it is connected again" for n in (8, 9)]
+    assert len(said) == 6
+    certificates |= {n: certificate(n) for n in range(4, 8)}
+    _say_deaths(recorder, [certificates[n] for n in range(4, 8)])
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" (")[0] for line in said] == [
+        "death: somebody ended Actor pid 4", "death: more processes have ended; `raydebug diagnose` lists them"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -232,27 +232,26 @@ def test_looks_at_a_far_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks at a run take a hundredth of the time, and so do the waits between them, up to two seconds."""
+    """The waits between looks are a hundredth of the time, up to two seconds."""
     now = 1_000.0
+    cluster = Cluster("c", "i", "compose", Path(), Path(), "", {}, 1, 0, "breakpoint", "core", 0.0)
     monkeypatch.setattr(time, "monotonic", lambda: now)
 
-    async def waits(ages: Sequence[float], took_s: float) -> list[float]:
+    async def waits(*ages: float, least_s: float = 0.0) -> list[float]:
         nonlocal now
-        pace, waited, began = Pace(0.3), list[float](), now
+        pace, waited, began = Pace(cluster, 0.3), list[float](), now
 
         async def sleep(seconds: float) -> None:
             waited.append(round(seconds, 3))
 
         monkeypatch.setattr(asyncio, "sleep", sleep)
         for age in ages:
-            now = pace._looked = began + age
-            now += took_s
-            await pace.wait()
+            now = began + age
+            await pace.wait(least_s)
         return waited
 
-    assert asyncio.run(waits([0, 10, 60, 150, 3600], 0.0)) == [0.3, 0.3, 0.6, 1.5, 2.0]
-    assert asyncio.run(waits([0, 10, 60], 0.005)) == [0.5, 0.5, 0.6]
-    assert asyncio.run(waits([0], 15.0)) == [2.0]
+    assert asyncio.run(waits(0, 10, 60, 150, 3600)) == [0.3, 0.3, 0.6, 1.5, 2.0]
+    assert asyncio.run(waits(0, 150, least_s=9.0)) == [9.0, 9.0]
 
 
 def test_a_request_is_confirmed_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,7 @@ from raydebug.jobs.logs import (
     Filter,
     Source,
     find_sources,
+    follow_lines,
     of_node,
     rank_of,
     read_pattern,
@@ -155,3 +159,32 @@ def test_reason_of_a_failed_job():
     reason = "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR"
     assert short_reason(died) == died
     assert short_reason(f"{died}\n\tclass_name: JobSupervisor\n\tpid: 7\n{reason}\nmore") == f"{died} {reason}"
+
+
+def test_a_followed_log_has_each_line_once():
+    """What a log has after the last piece is added at its end; a progress bar, of many CRs, is one line."""
+    source = Source("n", "10.0.0.1", "job-driver-x.log", "driver", None, 7)
+    bar = "".join(f"{part}%\r" for part in range(0, 100, 20))
+
+    class Logs:
+        async def follow_file(self, node_id: str, name: str) -> AsyncIterator[str]:
+            yield f"2026-11-22 10:00:00,000 old\nmore of it\n{bar}done\n2026-11-22 12:00:00,000 st"
+
+        def log_text(self, node_id: str, name: str) -> str:
+            return f"2026-11-22 10:00:00,000 old\nmore of it\n{bar}done\n2026-11-22 12:00:00,000 step 1\nstep 2\n"
+
+    found: list[str] = []
+    looks = iter([False, True])
+    wanted = Filter(since=datetime(2026, 11, 22, 11, tzinfo=UTC), pattern=None, zone=UTC)
+    dashboard: Any = Logs()
+    asyncio.run(
+        follow_lines(dashboard, lambda: [source], lambda: next(looks), lambda _, line: found.append(line), wanted)
+    )
+    assert found == ["2026-11-22 12:00:00,000 step 1", "step 2"]
+    looks = iter([False, True])
+    found.clear()
+    every = Filter(since=None, pattern=None, zone=UTC)
+    asyncio.run(
+        follow_lines(dashboard, lambda: [source], lambda: next(looks), lambda _, line: found.append(line), every)
+    )
+    assert found == dashboard.log_text("n", "").removesuffix("\n").split("\n")

@@ -154,9 +154,11 @@ def test_names_of_workers_are_asked_for_once(cluster: Cluster) -> None:
             return {"job_id": "01000000"}
 
         def nodes(self) -> list[dict[str, str]]:
-            return [{"node_id": name, "node_ip": f"10.0.0.{name}", "state": "ALIVE"} for name in "12"]
+            return [{"node_id": name, "node_ip": f"10.0.0.{name}", "state": "ALIVE"} for name in "012"]
 
         def node_statistics(self, node_id: str) -> dict[str, Any]:
+            if node_id == "0":
+                raise RaydebugError("no answer", cause="it has just ended", fix="wait", code="x.y")
             workers = [{"pid": pid, "cmdline": [name], "memoryInfo": {"rss": 2**20}} for pid, name in names.items()]
             return {"workers": workers if node_id == "1" else workers[:1]}
 
@@ -354,9 +356,12 @@ def test_clock_that_is_set(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) ->
     assert run["ended"] - run["started"] < 3600
 
 
-def test_disk_that_is_full(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record that cannot be written ends, and the run goes on."""
+def test_disk_that_is_full(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A record that cannot be written is said once; the run goes on, and what can be written later is."""
     made = Recorder(cluster, about(), ["x"])
+    write, add_log = RunFolder.write, RunFolder.add_log
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -364,7 +369,14 @@ def test_disk_that_is_full(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(RunFolder, "write", full)
     monkeypatch.setattr(RunFolder, "add_log", full)
     made.take_log("line\n")
+    made.take_log("another\n")
+    monkeypatch.setattr(RunFolder, "write", write)
+    monkeypatch.setattr(RunFolder, "add_log", add_log)
+    made.take_log("later\n")
     made.end("SUCCEEDED", 0, None)
+    assert capsys.readouterr().err == "note: the record of this run is not whole: [Errno 28] No space left on device\n"
+    assert load_run()["status"] == "succeeded"
+    assert (Path(load_run()["folder"]) / "job.log").read_text() == "later\n"
     monkeypatch.setattr(recorder, "RunFolder", full)
     Recorder(cluster, about(), ["x"]).end("SUCCEEDED", 0, None)
 

@@ -147,8 +147,12 @@ class Dashboard:
         self._cluster = cluster
         token = cluster.dashboard_token
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        # Each connection may be a command of its own; Ray's server keeps one for 75 s (aiohttp 3.13, web_protocol.py).
+        limits = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=60.0)
         # trust_env=False: a company proxy has no way to 127.0.0.1.
-        self._http = httpx.Client(base_url=cluster.dashboard, headers=self._headers, timeout=TIMEOUT_S, trust_env=False)
+        self._http = httpx.Client(
+            base_url=cluster.dashboard, headers=self._headers, timeout=TIMEOUT_S, limits=limits, trust_env=False
+        )
 
     def nodes(self) -> list[NodeRow]:
         """Return the rows of Ray's node table."""

@@ -24,6 +24,7 @@ POLL_S = 0.4
 MOST = 200  # certificates of a run
 MOST_AT_ONCE = 20  # that are looked up in one turn
 NEAR_S = 30.0  # between the clocks of two nodes, and Ray's knowledge of an end
+OF_ANOTHER_VERSION = KeyError, TypeError, ValueError  # what a gateway or a Ray of another version leads to
 LOG_LINES = 200  # of the end of a worker's log, which has the stack of a fatal signal
 
 Progress = Callable[[int], tuple[int, str, int | None]]
@@ -61,11 +62,10 @@ class DeathWatch:
 
     async def watch(self, dashboard: Dashboard, say: Callable[[list[Certificate]], None]) -> None:
         """Certify ends until cancelled, and say each."""
-        pace = Pace(max(POLL_S, self._cluster.least_poll_s))
+        pace = Pace(self._cluster, POLL_S)
         while True:
-            with contextlib.suppress(KeyError, TypeError, ValueError):  # a gateway or a Ray of another version
-                if found := await asyncio.to_thread(self.take, dashboard):
-                    say(found)
+            if found := await asyncio.to_thread(self.take, dashboard):
+                say(found)
             await pace.wait()
 
     def take(self, dashboard: Dashboard, *, last: bool = False) -> list[Certificate]:
@@ -76,7 +76,7 @@ class DeathWatch:
             last: what is not known by now is not waited for.
         """
         new = []
-        with self._taking, contextlib.suppress(RaydebugError):  # a gateway that is gone, or of an earlier version
+        with self._taking, contextlib.suppress(RaydebugError, *OF_ANOTHER_VERSION):
             ended = fetch_deaths(self._cluster, self._job, self._after)
             for one in (one for one in ended if one.get("is_back")):
                 self._judged.add(one["number"])
@@ -88,12 +88,14 @@ class DeathWatch:
             with contextlib.suppress(RaydebugError):
                 job = dashboard.job(self._job) if open_ones else {}
             for one in open_ones:
-                evidence = self._gather(dashboard, one, job)
-                if not last and not evidence.is_settled:
-                    continue
+                found = None
+                with contextlib.suppress(*OF_ANOTHER_VERSION):  # one odd end keeps no other from its certificate
+                    evidence = self._gather(dashboard, one, job)
+                    if not last and not evidence.is_settled:
+                        continue
+                    found = certify(evidence)
                 self._judged.add(one["number"])
-                found = certify(evidence)
-                if found.kind != WANTED and len(self.certificates) < MOST:
+                if found is not None and found.kind != WANTED and len(self.certificates) < MOST:
                     self.certificates[one["number"]] = found
                     new.append(found)
             numbers = {one["number"] for one in ended}

@@ -15,7 +15,7 @@ from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import Exit, RaydebugError
 from raydebug.gateway.gateway_client import name_owner, name_place, name_reason
 from raydebug.jobs import resource_requests
-from raydebug.jobs.certificate import FOLLOWED
+from raydebug.jobs.certificate import BACK, FOLLOWED
 from raydebug.jobs.follower import Follower, Outcome
 from raydebug.jobs.recorder import Recorder
 from raydebug.jobs.submit import hide_command, words_of
@@ -69,19 +69,31 @@ async def _follow(cluster: Cluster, submission_id: str, explain: Explain, watch:
         on_pause=lambda pause: _announce(pause, cluster.name),
         on_pauses=recorder.take_pauses,
     )
-    sampling = asyncio.ensure_future(recorder.watch_memory(dashboard))
-    dying = asyncio.ensure_future(recorder.deaths.watch(Dashboard(cluster), lambda found: _say_deaths(recorder, found)))
-    spanning = asyncio.ensure_future(recorder.spans.watch(Dashboard(cluster)))
+    recording = [
+        asyncio.ensure_future(watching)
+        for watching in (
+            recorder.watch_memory(dashboard),
+            recorder.deaths.watch(Dashboard(cluster), lambda found: _say_deaths(recorder, found)),
+            recorder.spans.watch(Dashboard(cluster)),
+        )
+    ]
+    for task in recording:
+        task.add_done_callback(_say_fault)
     watched = asyncio.Future[str]() if watch is None else asyncio.ensure_future(watch(cluster, submission_id, recorder))
     try:
         return await _until_end(cluster, submission_id, follower, recorder, watched, explain)
     finally:
-        sampling.cancel()
-        dying.cancel()
-        spanning.cancel()
         watched.cancel()
+        for task in recording:
+            task.cancel()
         if not recorder.has_ended:
             recorder.end(INTERRUPTED, Exit.INTERRUPTED, None)
+
+
+def _say_fault(recording: asyncio.Future[None]) -> None:
+    """Say that a part of the record has ended before the job: it is a fault of ours, and the run goes on."""
+    if not recording.cancelled() and (error := recording.exception()) is not None:
+        render.say(f"note: a part of this run is recorded no further: {type(error).__name__}: {error}")
 
 
 async def _until_end(
@@ -196,8 +208,11 @@ def _announce(pause: ListedPause, name: str) -> None:
 
 
 def _say_deaths(recorder: Recorder, found: Sequence[Certificate]) -> None:
-    """Say ends that are causes; those that follow from one are in the record."""
-    causes = [certificate for certificate in found if certificate.kind != FOLLOWED]
+    """Say ends that are causes, and that a process has not ended; ends that follow from another are in the record."""
+    for certificate in found:
+        if certificate.kind == BACK:
+            render.say(render.visible(f"death: {certificate.text}", keep=""))
+    causes = [certificate for certificate in found if certificate.kind not in (FOLLOWED, BACK)]
     known = [certificate for certificate in recorder.deaths.certificates.values() if certificate.kind != FOLLOWED]
     said = len(known) - len(causes)
     for certificate in causes[: max(0, DEATHS_SAID - said)]:

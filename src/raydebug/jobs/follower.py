@@ -110,7 +110,7 @@ class Follower:
             self._write(text, self._written)
 
     async def _wait_for_end(self) -> JobInfo:
-        failures, pace = 0, Pace(max(STATUS_POLL_S, self._cluster.least_poll_s))
+        failures, pace = 0, Pace(self._cluster, STATUS_POLL_S)
         while True:
             try:
                 info = await asyncio.to_thread(self._dashboard.job, self._id)
@@ -130,7 +130,8 @@ class Follower:
         """
         seen: list[tuple[str, str] | None] = [None]
         job_id: str | None = None
-        pace = Pace(DEMAND_POLL_S, DEMAND_AT_MOST_S, part=10)  # the GCS reads all its tasks for it: 17 ms for 2,288
+        # The GCS reads all its tasks for it: 17 ms for 2,288 (ray 2.60.0, measured).
+        pace = Pace(self._cluster, DEMAND_POLL_S, DEMAND_AT_MOST_S, age_divisor=10)
         while True:
             await (pace.wait() if seen[-1] is None else asyncio.sleep(DEMAND_POLL_S))
             found = None
@@ -164,7 +165,7 @@ class Follower:
         return max(0, skip - len(piece))
 
     async def _watch_pauses(self) -> None:
-        pace = Pace(max(PAUSE_POLL_S, self._cluster.least_poll_s))
+        pace = Pace(self._cluster, PAUSE_POLL_S)
         while True:
             with contextlib.suppress(RaydebugError):
                 listed = await asyncio.to_thread(fetch_pauses, self._cluster)

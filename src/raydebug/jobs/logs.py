@@ -205,9 +205,10 @@ async def follow_lines(
     """Pass on the lines of a job's files as they arrive, also of files that appear later, until the job has ended."""
     reading: dict[Source, asyncio.Task[None]] = {}
     seen: dict[Source, int] = {}
+    states: dict[Source, dict[str, bool]] = {}
 
     async def read(source: Source) -> None:
-        rest, state = "", dict[str, bool]()
+        rest, state = "", states.setdefault(source, {})
         with contextlib.suppress(Exception):  # any error of httpx: missing lines are fetched at the end
             async for piece in dashboard.follow_file(source.node_id, source.name):
                 *lines, rest = (rest + piece).split("\n")
@@ -234,7 +235,8 @@ async def follow_lines(
     for source in sources:  # lines between the last piece and the end
         with contextlib.suppress(RaydebugError):
             text = await asyncio.to_thread(dashboard.log_text, source.node_id, source.name)
-            for line in wanted.lines(text.splitlines()[seen.get(source, 0) :]):
+            lines = text.removesuffix("\n").split("\n") if text else []  # not splitlines: a progress bar has many \r
+            for line in wanted.lines(lines[seen.get(source, 0) :], states.get(source)):
                 on_line(source, line)
 
 

@@ -115,10 +115,11 @@ class Memory:
 
     def describe(self) -> dict[str, object]:
         """Return the parts `memory` and `gpus` of a run's document."""
-        memory = [{"process": p, "node": n, "samples": one.samples} for (p, n), one in self.processes.items()]
+        processes, gpu_series = [*self.processes.items()], [*self.gpus.items()]  # another thread adds to them
+        memory = [{"process": p, "node": n, "samples": one.samples} for (p, n), one in processes]
         gpus = [
             {"name": name, "node": node, "total_mib": self.totals_mib[name, node], "samples": one.samples}
-            for (name, node), one in self.gpus.items()
+            for (name, node), one in gpu_series
         ]
         return {"memory": memory, "gpus": gpus}
 

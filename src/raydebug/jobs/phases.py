@@ -99,6 +99,11 @@ class Phases:
             self._every *= 2
         self.steps[FIRST_STEPS:-LAST_STEPS] = kept
 
+    @property
+    def current(self) -> str:
+        """The name of the phase that is open."""
+        return "training" if FIRST_STEP in self.ended else "start" if RAY not in self.ended else "run"
+
     def spans(self, end_s: float | None) -> list[Span]:
         """Return the phases with their places in time, in seconds since the start.
 
@@ -110,8 +115,7 @@ class Phases:
         for name, moment in sorted(self.ended.items(), key=lambda item: item[1]):
             spans.append({"name": name, "start_s": round(before_s, 3), "end_s": round(moment - self.started, 3)})
             before_s = moment - self.started
-        rest = "training" if FIRST_STEP in self.ended else "start" if RAY not in self.ended else "run"
         if end_s is None or end_s > before_s:
             end_s = None if end_s is None else round(end_s, 3)
-            spans.append({"name": rest, "start_s": round(before_s, 3), "end_s": end_s})
+            spans.append({"name": self.current, "start_s": round(before_s, 3), "end_s": end_s})
         return spans + self.taken

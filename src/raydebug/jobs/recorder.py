@@ -9,7 +9,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from raydebug.jobs.memory_samples import SAMPLE_AT_MOST_S, SAMPLE_EVERY_S, Memor
 from raydebug.jobs.pace import Pace
 from raydebug.jobs.phases import Phases
 from raydebug.jobs.run_folder import LOG, RUN, RunFolder, remove_oldest
-from raydebug.jobs.span_log import SpanLog
+from raydebug.jobs.span_log import FAR_LOOKS, SpanLog
 from raydebug.jobs.submit import folder_of
 from raydebug.protocol import variables
 from raydebug.protocol.listings import ListedPause
@@ -70,7 +70,8 @@ class Recorder:
         self._step_texts: dict[int, str] = {}
         self._memory = Memory(with_children=cluster.is_local)
         self._titles: dict[tuple[str, int], str] = {}  # of actors, by node and pid
-        self._seen: set[tuple[str, int, str]] = set()  # workers that are in Ray's table of actors if they are actors
+        # Workers that ran when Ray's table of actors was read, by node, pid and name: for a new one it is read again.
+        self._known_workers: set[tuple[str, int, str]] = set()
         self._changes: list[dict[str, str]] = []
         self._pauses: dict[str, dict[str, Any]] = {}
         self._findings: list[dict[str, str]] = []
@@ -85,7 +86,8 @@ class Recorder:
         self.has_ended = False
         self._writing = threading.Lock()
         self._folder: RunFolder | None = None
-        with contextlib.suppress(OSError):  # a full disk must not keep the job from running
+        self._is_unwritten = False
+        with self._keeping():  # a full disk must not keep the job from running
             self._folder = RunFolder(self._id).claimed()
             remove_oldest(RUN)
         self.spans = SpanLog(cluster, self._id, None if self._variables.get(variables.SPANS) == "0" else self.folder)
@@ -159,8 +161,7 @@ class Recorder:
 
     def _progress_of(self, pid: int) -> tuple[int, str, int | None]:
         steps = self._phases.steps
-        phase = next(reversed(self._phases.spans(None)))["name"] if not self._phases.taken else ""
-        return self._held.get(pid, 0), phase, steps[-1]["step"] + 1 if steps else None
+        return self._held.get(pid, 0), self._phases.current, steps[-1]["step"] + 1 if steps else None
 
     def take_findings(self, findings: Sequence[dict[str, str]]) -> None:
         """Record what was found out about the run, as `report` shows it."""
@@ -199,7 +200,10 @@ class Recorder:
 
     async def watch_memory(self, dashboard: Dashboard) -> None:
         """Sample memory until cancelled, and write the record every WRITE_EVERY_S."""
-        written, pace = time.monotonic(), Pace(SAMPLE_EVERY_S, SAMPLE_AT_MOST_S)
+        written, pace = (
+            time.monotonic(),
+            Pace(self._cluster, max(SAMPLE_EVERY_S, FAR_LOOKS * self._cluster.least_poll_s), SAMPLE_AT_MOST_S),
+        )
         while True:
             with contextlib.suppress(RaydebugError, KeyError, TypeError):
                 await asyncio.to_thread(self._sample, dashboard)
@@ -231,12 +235,14 @@ class Recorder:
             self.read_changes(dashboard)
         at_s = self._now() - self._started
         nodes = {node["node_id"]: node["node_ip"] for node in dashboard.nodes() if node["state"] == "ALIVE"}
-        statistics = {node_id: dashboard.node_statistics(node_id) for node_id in nodes}
+        statistics: dict[str, Mapping[str, Any]] = {}
+        for node_id in nodes:
+            with contextlib.suppress(RaydebugError):  # it has just ended
+                statistics[node_id] = dashboard.node_statistics(node_id)
         workers = [(node_id, worker) for node_id, found in statistics.items() for worker in found.get("workers") or ()]
         seen = {(node_id, worker.get("pid", 0), _name_of(worker)) for node_id, worker in workers}
-        if not seen <= self._seen and (job_id := dashboard.job(self._id).get("job_id")):
-            self._titles = _titles_of(dashboard.actors(job_id))
-            self._seen = seen
+        if not seen <= self._known_workers and (job_id := dashboard.job(self._id).get("job_id")):
+            self._titles, self._known_workers = _titles_of(dashboard.actors(job_id)), seen
         for node_id, found in statistics.items():
             titles = {pid: title for (of, pid), title in self._titles.items() if of == node_id}
             self._memory.take(nodes[node_id], found, at_s, titles)
@@ -249,10 +255,18 @@ class Recorder:
 
     def _keep_log(self, text: str) -> None:
         if self._folder is not None:
-            try:
+            with self._keeping():
                 self._folder.add_log(text)
-            except OSError:
-                self._folder = None
+
+    @contextlib.contextmanager
+    def _keeping(self) -> Iterator[None]:
+        """Say once that a part of the record cannot be written; the next one may be: a disk is full for a while."""
+        try:
+            yield
+        except OSError as error:
+            if not self._is_unwritten:
+                render.say(f"note: the record of this run is not whole: {error}")
+            self._is_unwritten = True
 
     def _encoded_steps(self) -> str:
         """Return the steps as JSON; each is encoded once, as it does not change."""
@@ -290,19 +304,17 @@ class Recorder:
             "pauses": list(self._pauses.values()),
             "findings": self._findings,
             "snapshots": list(self.snapshots.values()),
-            "deaths": [one.as_json() for one in self.deaths.certificates.values()],
+            "deaths": [one.as_json() for one in [*self.deaths.certificates.values()]],  # another thread adds to them
             "log": LOG,
         }
-        try:
+        with self._keeping():
             self._folder.write(document, steps=self._encoded_steps())
-        except OSError:
-            self._folder = None
 
 
 def _name_of(worker: Mapping[str, Any]) -> str:
     """Return the name that Ray gives a worker's process, `ray::WorkerDict`, without a method that runs.
 
-    `ray::WorkerDict.__init__` is another one: Ray's table has the pid of an actor once it has been made.
+    `ray::WorkerDict.__init__` stays a name of its own: Ray's table has the pid of an actor when that has returned.
     """
     name = str(next(iter(worker.get("cmdline") or ()), ""))
     return name if name.endswith(".__init__") else name.partition(".")[0]

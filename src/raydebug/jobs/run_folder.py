@@ -160,8 +160,9 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 def _folders() -> list[Path]:
     """Return the run folders, by the last change of their record; a report written later makes none of them newer."""
-    try:
-        records = sorted(runs_dir().glob(f"*/{DOCUMENT}"), key=lambda path: path.stat().st_mtime)
-        return [path.parent for path in records]
-    except OSError:  # one went away meanwhile
-        return []
+    changed: list[tuple[float, Path]] = []
+    with contextlib.suppress(OSError):  # there is no folder of runs, or it is another user's
+        for path in runs_dir().glob(f"*/{DOCUMENT}"):
+            with contextlib.suppress(OSError):  # another `run` has removed it meanwhile
+                changed.append((path.stat().st_mtime, path.parent))
+    return [folder for _, folder in sorted(changed)]

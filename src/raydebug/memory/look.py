@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.gateway.gateway_client import ask_processes, name_process
 from raydebug.protocol.memory import Allocations, AllocationsBody, Holder, Line
-from raydebug.protocol.messages import ANSWERED, UNKNOWN
+from raydebug.protocol.messages import ANSWERED, SILENT, UNKNOWN
 from raydebug.protocol.questions import ALLOCATIONS, CENSUS, MEMORY, TRAINING, Nothing
 
 if TYPE_CHECKING:
@@ -142,7 +142,9 @@ def record_lines(
     until_s = time.monotonic() + seconds + LATE_S
     while found["state"] == "recording" and time.monotonic() < until_s:
         time.sleep(POLL_S)
-        found = ask({})
+        said = ask({})
+        if said.get("cause") != SILENT:  # it is busy, perhaps with reading its record
+            found = said
     if found["state"] == "missing":
         raise RaydebugError(
             f"memray is not installed where pid {pid} runs", cause=f"{found.get('python')} cannot import it",
