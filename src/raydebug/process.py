@@ -78,8 +78,9 @@ def run(
             errors="replace",
             check=False,
         )
-    except FileNotFoundError as error:
-        raise CommandFailed(argv, 127, str(error), fix=fix) from error
+    except OSError as error:  # a folder, say, or no program: by the exit codes of a shell
+        code = 127 if isinstance(error, FileNotFoundError) else 126
+        raise CommandFailed(argv, code, str(error), fix=fix) from error
     except subprocess.TimeoutExpired as error:
         raise CommandFailed(argv, Exit.TIMEOUT, f"still running after {timeout_s:.0f} s", fix=fix) from error
     if done.returncode != 0:

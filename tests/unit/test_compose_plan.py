@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from raydebug.cluster.compose import plan, preflight
-from raydebug.cluster.compose.lifecycle import _look_at_project_file
+from raydebug.cluster.compose import engine, plan, preflight
+from raydebug.cluster.compose.lifecycle import _look_at_project_file, take_down
 from raydebug.cluster.compose.plan import Mount, as_compose, check_keys, files_for, hub_mount, parse_mounts
-from raydebug.cluster.compose.project import settings_of
+from raydebug.cluster.compose.project import settings_of, show_logs
 from raydebug.cluster.compose.project_file import foreign_rights, mounts_of
 from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError
@@ -267,6 +267,58 @@ def test_mounts_of_a_projects_file(volume: dict[str, str], why: str):
     plain = {"type": "bind", "source": "/data", "target": "/data"}
     free = settings(volumes=[*settings()["services"]["head"]["volumes"], plain], mem_limit="2", shm_size="3")
     assert (foreign_rights(settings(), free), mounts_of(settings(), free)) == ([], ["/data"])
+
+
+# Without an engine
+
+DOCKER = """#!/bin/sh
+echo "$@" >> $0.calls
+if [ "$RAYDEBUG_ENV_FILE" != /dev/null ]; then echo "env file $RAYDEBUG_ENV_FILE not found"; exit 14; fi
+echo 'unexpected character "{" in variable name'; exit ${CODE:-0}
+"""
+
+
+class Left:
+    """An engine on which a cluster has left these."""
+
+    def __init__(self, *left: str) -> None:
+        self.left = left
+
+    def leftovers(self, _: str) -> list[str]:
+        return list(self.left)
+
+    def volumes(self, _: str) -> list[str]:
+        return []
+
+    def remove_volumes(self, _: list[str]) -> None: ...
+
+
+@pytest.mark.parametrize("code", ["0", "14"])
+def test_down_without_the_file_of_keys(tmp_path, monkeypatch, code):
+    """`down` needs no file with keys; what is left comes with what docker compose said."""
+    program = tmp_path / "docker"
+    program.write_text(DOCKER)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CODE", code)
+    monkeypatch.setattr(engine, "connect_to_change", lambda: None)
+    monkeypatch.setattr(engine, "connect", lambda: Left(*["container x-head-1", "network x"] if code != "0" else []))
+    made = Cluster(
+        name="x", id="", kind="compose", folder=tmp_path / "x", temp_dir=tmp_path, python="", created=0.0,
+        ports={"dashboard": 1, "gateway": 2}, cpus=0, gpus=0, debugger="off", flavour="cpu",
+        settings={plan.ENV_FILE_VARIABLE: str(tmp_path / "gone.env")},
+    )  # fmt: skip
+    made.folder.mkdir()
+    assert show_logs(made, None, follow=False) == int(code)
+    left = take_down(made)
+    calls = (tmp_path / "docker.calls").read_text()
+    assert ("logs --no-color" in calls, calls.count(" down ")) == (True, 1 if code == "0" else 3)
+    if code == "0":
+        assert left == []
+        return
+    assert left[0] == "container x-head-1"
+    assert left[1].startswith("network x (docker compose --project-name raydebug-x ")
+    assert left[1].endswith(' said: unexpected character "{" in variable name)')
 
 
 def has_compose() -> bool:

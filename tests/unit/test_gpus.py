@@ -61,11 +61,11 @@ def test_gpus_of_a_driver(nvml: SimpleNamespace) -> None:
     ],
 )
 def test_slowed_gpu(nvml: SimpleNamespace, bits: int, slowed_by: tuple[str, ...]) -> None:
-    """A GPU whose clocks the driver has lowered has the reasons; one that does not say it has none."""
+    """A GPU whose clocks the driver has lowered has the reasons; one that does not say it has none, and its pids."""
     nvml.nvmlDeviceGetCurrentClocksEventReasons = lambda index: bits if index == 1 else refuse()
     nvml.nvmlDeviceGetComputeRunningProcesses = lambda index: [SimpleNamespace(pid=71)]
     first, second = list_gpus()[0]
-    assert (first.slowed_by, first.pids) == ((), ())
+    assert (first.slowed_by, first.pids) == ((), (71,))
     assert (second.slowed_by, second.pids) == (slowed_by, (71,))
 
 
@@ -78,6 +78,16 @@ def test_driver_that_fails(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(gpus, "TIMEOUT_S", 0.01)
     assert list_gpus() == ([], "no answer within 0 s")
     ended.set()
+
+
+def test_package_that_is_too_old(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pynvml without a function, or none at all, is the reason at once; what can be left out is left out."""
+    del nvml.nvmlDeviceGetCurrentClocksEventReasons
+    assert [gpu.slowed_by for gpu in list_gpus()[0]] == [(), ()]
+    del nvml.nvmlDeviceGetCount
+    assert list_gpus() == ([], "'types.SimpleNamespace' object has no attribute 'nvmlDeviceGetCount'")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert "pynvml" in (list_gpus()[1] or "")
 
 
 def test_words_of_the_library() -> None:

@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 import raydebug
-from raydebug.cluster import hosts, on_host, on_nodes, remote_kinds
+from raydebug.cluster import hosts, on_host, on_nodes, remote_kinds, rendezvous
 from raydebug.cluster.hosts import ask_hosts, read_hosts, what_does_not_fit
 from raydebug.cluster.local import processes_with
 from raydebug.cluster.on_host import HostAnswer
@@ -330,6 +330,42 @@ def test_follow_a_log_that_is_cut_off(cluster, monkeypatch, capsys):
     assert SshKind(cluster).show_logs("gateway", follow=True) == 0
     numbers = [line.split(" ")[3] for line in capsys.readouterr().out.splitlines() if "line" in line]
     assert numbers == [str(number) for number in range(500)]
+
+
+@pytest.mark.parametrize(("through", "least_s"), [("", 1.0), ("srun", 3.0)])
+def test_follow_asks_a_host_seldom(cluster, monkeypatch, through, least_s):
+    """`logs -f` waits between two looks for as long as the way to the cluster wants."""
+    waited: list[float] = []
+    there = replace(cluster, remote=replace(cluster.there, through=through))
+    monkeypatch.setattr(SshKind, "log_of", lambda *_: "")
+    monkeypatch.setattr(SshKind, "why_gateway_down", lambda _: "over" if waited else None)
+    monkeypatch.setattr(remote_kinds, "FOLLOW_EVERY_S", 1.0)
+    monkeypatch.setattr(remote_kinds.time, "sleep", waited.append)
+    SshKind(there).show_logs("gateway", follow=True)
+    assert waited == [least_s]
+
+
+def test_nodes_without_an_address(cluster, monkeypatch):
+    """Nodes whose addresses are not known yet are each listed, beside those of Ray."""
+    alive = {"node_id": "a", "ip": "10.0.0.1", "role": "head", "state": "alive", "reason": None}
+    states = [rendezvous.state_of("n1", "10.0.0.1", "up", is_head=True)]
+    states += [rendezvous.state_of(host, "?", "starting", is_head=False, reason=host) for host in ("n2", "n3")]
+    monkeypatch.setattr(SshKind, "node_states", lambda _: states)
+    monkeypatch.setattr(remote_kinds.Kind, "nodes", lambda _: [dict(alive)])
+    assert [(row["ip"], row["reason"]) for row in SshKind(cluster).nodes()] == [
+        ("10.0.0.1", None), ("?", "n2"), ("?", "n3"),
+    ]  # fmt: skip
+
+
+def test_a_connection_of_another_user(cluster, tmp_path, monkeypatch):
+    """A silent host is named also where what leads to it may not be ended, as below sudo."""
+
+    def refuse(*_: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    (tmp_path / "n1").write_text("exec sleep 1")
+    monkeypatch.setattr(hosts.os, "killpg", refuse)
+    assert ask_hosts(cluster, "look", ["n1"], limit_s=0.3)["n1"]["problem"].startswith("it gave no answer within")
 
 
 @pytest.mark.parametrize("options", [{"ssh": "ssh -F other"}, {"python": "/other/python"}])

@@ -771,6 +771,26 @@ def test_a_client_that_left(monkeypatch):
     asyncio.run(asyncio.wait_for(check(), 60))
 
 
+@pytest.mark.parametrize("failure", [ProcessLookupError(), PermissionError(1, "Operation not permitted")])
+def test_a_command_of_another_user(monkeypatch, failure):
+    """A command that has ended, or may not be ended, as one by sudo, is waited for, and no error of its own."""
+
+    def refuse(*_: int) -> None:
+        raise failure
+
+    async def check() -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_eof()
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        await reach._connect(reader, writer, ["sleep", "1"])
+        server.close()
+
+    monkeypatch.setattr(reach, "CLIENT_LEFT_S", 0.1)
+    monkeypatch.setattr(reach.os, "kill", refuse)
+    asyncio.run(asyncio.wait_for(check(), 60))
+
+
 # The command line
 
 

@@ -45,6 +45,21 @@ def test_named_port_is_that_or_none():
     assert up.choose_ports({"dashboard": port}, {}, (), PUBLISHED)["dashboard"] == port
 
 
+def test_named_port_that_needs_root(monkeypatch):
+    """A port on which only root may listen is not called taken."""
+
+    class Users(socket.socket):
+        def bind(self, address):
+            if address[1] < 1024:
+                raise PermissionError(13, "Permission denied")
+            super().bind(address)
+
+    monkeypatch.setattr(socket, "socket", Users)
+    with pytest.raises(RaydebugError, match="port 81 is not for this user") as failure:
+        up.choose_ports({"dashboard": 81}, {}, (), PUBLISHED)
+    assert (failure.value.cause, failure.value.exit_code) == ("a port below 1024 needs root", 2)
+
+
 def test_part_of_the_range(monkeypatch):
     """RAYDEBUG_TEST_PORTS leaves a part of the range, also when it is set after the import: tests run at once."""
     monkeypatch.setenv("RAYDEBUG_TEST_PORTS", "23000-23100")

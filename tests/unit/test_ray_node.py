@@ -63,6 +63,11 @@ def test_outcomes_of_a_probe():
     with page(wait_s=3.0) as url:
         assert ray_node.ask(url, "secret", timeout_s=0.2) == "none"
     assert ray_node.ask(closed_port()) == "refused"
+    with socket.create_server(("127.0.0.1", 0)) as server:  # a program that does not speak HTTP
+        answer = threading.Timer(0.1, lambda: server.accept()[0].sendall(b"220 mail.example.org ESMTP\r\n"))
+        answer.start()
+        assert ray_node.ask(f"http://127.0.0.1:{server.getsockname()[1]}/", timeout_s=5.0) == "none"
+        answer.join()
 
 
 def test_silence_is_slow_and_then_hung_but_never_death():

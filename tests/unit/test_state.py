@@ -12,6 +12,7 @@ import pytest
 
 from raydebug.cli import launch, up
 from raydebug.cluster import local, locks, private_folders, state
+from raydebug.cluster.compose import engine, lifecycle
 from raydebug.cluster.find import cluster_at, find_cluster, load_cluster
 from raydebug.cluster.kinds import ComposeKind, kind_of
 from raydebug.cluster.up import UpOptions, choosing_ports, remembered_ports
@@ -224,6 +225,16 @@ def test_stopped_containers_keep_their_record(monkeypatch):
             start(UpOptions(name="mine"))
     assert state.read_record("mine") == made
     assert made.token_file.exists()
+
+
+def test_a_local_cluster_keeps_its_record(monkeypatch):
+    """Containers do not take the name, nor the record, of a cluster of another kind."""
+    monkeypatch.setattr(engine, "connect_to_change", lambda: None)
+    made = cluster("mine", kind="local")
+    state.save_cluster(made)
+    with pytest.raises(RaydebugError, match="'mine' is there, of the kind local"):
+        lifecycle.bring_up(UpOptions(name="mine"))
+    assert state.read_record("mine") == made
 
 
 def test_logs_of_a_failed_start_outlive_it():

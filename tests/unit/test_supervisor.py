@@ -21,10 +21,11 @@ import psutil
 import pytest
 
 from raydebug import process
-from raydebug.cluster import keeper, local, locks, private_folders, ray_node, state
+from raydebug.cluster import keeper, local, locks, private_folders, ray_node, state, tunnel
 from raydebug.cluster.compose import engine
 from raydebug.cluster.keeper import Restarts
 from raydebug.cluster.supervisor import Supervisor
+from raydebug.errors import RaydebugError
 from raydebug.process import birth_of
 
 
@@ -147,6 +148,83 @@ def test_record_of_an_earlier_version(sleeper: subprocess.Popen[bytes]):
 def a_cluster(**supervisor: Any) -> state.Cluster:
     here = Path()
     return state.Cluster("x", "id", "local", here, here, sys.executable, {}, 1, 0, "off", "core", 0.0, **supervisor)
+
+
+class OthersProcess:
+    """A process that this user may not signal, as one by sudo."""
+
+    pid = 4711
+
+    def terminate(self) -> None:
+        raise psutil.AccessDenied(self.pid)
+
+    kill = terminate
+
+
+def test_processes_of_another_user(monkeypatch: pytest.MonkeyPatch):
+    """What this user may not end is returned, or left, and the rest goes on."""
+    other = OthersProcess()
+    monkeypatch.setattr(psutil, "wait_procs", lambda found, timeout: ([], found))
+    monkeypatch.setattr(local, "runs", lambda _: True)
+    assert local.kill_all(lambda: [other], time.monotonic() + 0.1) == [other]
+    monkeypatch.setattr(tunnel, "supervisor_of", lambda _: other)
+    monkeypatch.setattr(tunnel, "below", lambda _: [other])
+    tunnel.close_way(a_cluster())
+    monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: [other])
+    keeper.end_descendants(reap=lambda: None)
+
+
+@pytest.mark.parametrize("why", ["it has ended 6 times", None])
+def test_gateway_that_stays_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str | None):
+    """A gateway is up again once it answers, not where the supervisor listens; what keeps it down is quoted."""
+    monkeypatch.setattr(local, "GATEWAY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(os, "kill", lambda *_: None)
+    answers = ["none"]
+    monkeypatch.setattr(local, "ask", lambda url, timeout_s: answers[0])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ports = {"gateway": server.getsockname()[1]}
+        kept = replace(a_cluster(), folder=tmp_path, ports=ports)
+        state.write_status(kept, {"gateway": why})
+        with pytest.raises(RaydebugError) as failure:
+            local._start_gateway_again(kept, lambda _: None)
+    assert failure.value.cause == (why or f"http://127.0.0.1:{ports['gateway']}/health does not answer")
+    state.write_status(kept, {"gateway": None})
+    answers[0] = "ok"
+    local._start_gateway_again(kept, lambda _: None)
+
+
+@pytest.mark.parametrize(("name", "is_there"), [("raydebug.pth", True), ("other.pth", False)])
+def test_hook_in_the_users_site(tmp_path: Path, name: str, is_there: bool):
+    """The hook is found where `pip install --user` puts it."""
+    (tmp_path / name).touch()
+    nowhere = (
+        "import site, sysconfig; sysconfig.get_paths = lambda: {'purelib': '/nowhere'}; site.getsitepackages = list\n"
+        f"site.getusersitepackages = lambda: {str(tmp_path)!r}\n"
+    )
+    assert json.loads(process.run([sys.executable, "-c", nowhere + local._PROBE]))["pth"] == is_there
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "cause"),
+    [
+        (None, "' failed with exit code 126", "Permission denied"),
+        ("not a program", "' failed with exit code 126", "Exec format error"),
+        ("#!/bin/sh\n", " is no Python", "did not answer as a Python does"),
+        ("#!/bin/sh\necho hello\n", " is no Python", "did not answer as a Python does"),
+    ],
+)
+def test_what_is_no_python(tmp_path: Path, text: str | None, what: str, cause: str):
+    """`--python` with a folder, a file of data or another program is refused, with what to do."""
+    python = tmp_path / "python"
+    if text is None:
+        python.mkdir()
+    else:
+        python.write_text(text)
+        python.chmod(0o755)
+    with pytest.raises(RaydebugError, match=what) as failure:
+        local.probe_environment(str(python))
+    assert cause in failure.value.cause
+    assert failure.value.fix == "name a working interpreter with --python"
 
 
 def test_birth_of_a_process(sleeper: subprocess.Popen[bytes]):

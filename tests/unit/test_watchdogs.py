@@ -8,8 +8,9 @@ import types
 
 import pytest
 
+from raydebug.errors import RaydebugError
 from raydebug.protocol import variables
-from raydebug.settings.debugger import TIME_LIMITS, WIDE_S, recorder_variables, widened
+from raydebug.settings.debugger import TIME_LIMITS, WIDE_S, choose_mode, recorder_variables, widened
 from raydebug.worker import torch_hooks
 
 
@@ -56,3 +57,11 @@ def test_flight_recorder(name: str) -> None:
     """`run` turns torch's flight recorder on, unless the user has set its size, by the new name or the old one."""
     assert recorder_variables({}) == {"TORCH_FR_BUFFER_SIZE": "2000"}
     assert recorder_variables({name: "0"}) == {}
+
+
+@pytest.mark.parametrize("flag", [None, "breakpoint"])
+def test_value_that_ray_does_not_know(flag: str | None) -> None:
+    """The fix of a RAY_DEBUG that Ray would ignore is one that works: with the flag the same error would return."""
+    with pytest.raises(RaydebugError, match="RAY_DEBUG=true is not a value that Ray knows") as failure:
+        choose_mode(flag, {"RAY_DEBUG": "true"})
+    assert failure.value.fix == "unset RAY_DEBUG"

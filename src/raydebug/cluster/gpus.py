@@ -50,9 +50,9 @@ def list_gpus() -> tuple[list[Gpu], str | None]:
 
 
 def _ask_driver() -> tuple[list[Gpu], str | None]:
-    import pynvml  # 5 ms that most commands need not pay
-
     try:
+        import pynvml  # 5 ms that most commands need not pay
+
         pynvml.nvmlInit()
         try:
             driver = str(pynvml.nvmlSystemGetDriverVersion())
@@ -60,8 +60,8 @@ def _ask_driver() -> tuple[list[Gpu], str | None]:
             return [_describe(pynvml, handle, driver) for handle in handles], None
         finally:
             pynvml.nvmlShutdown()
-    except pynvml.NVMLError as failure:
-        return [], str(failure)
+    except Exception as failure:  # noqa: BLE001 - the driver's error; or that of a package too old, or missing
+        return [], str(failure) or type(failure).__name__
 
 
 def _describe(pynvml: Any, handle: Any, driver: str) -> Gpu:
@@ -71,8 +71,10 @@ def _describe(pynvml: Any, handle: Any, driver: str) -> Gpu:
     except pynvml.NVMLError:  # a GPU that shares the host's memory
         memory_bytes = 0
     bits, pids = 0, ()
-    with contextlib.suppress(pynvml.NVMLError):  # a GPU, or a driver, that does not say it
+    unsaid = contextlib.suppress(pynvml.NVMLError, AttributeError)  # by a GPU, a driver, or an older pynvml
+    with unsaid:
         bits = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    with unsaid:
         pids = tuple(one.pid for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
     slowed_by = tuple(words for bit, words in SLOWED_BY.items() if bits & bit)
     uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)

@@ -132,7 +132,7 @@ async def _ask(argv: list[str], folder: Path | None, given: bytes, limit_s: floa
         await far.wait()
     finally:
         if far.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
                 os.killpg(far.pid, signal.SIGKILL)
             with contextlib.suppress(TimeoutError):  # something else may hold its output
                 await asyncio.wait_for(far.wait(), KILLED_S)

@@ -338,7 +338,7 @@ def end_descendants(but: int | None = None, reap: Callable[[], None] = _reap) ->
         if not left:
             break
         for one in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
                 one.kill()
         psutil.wait_procs(left, timeout=0.2)
         reap()

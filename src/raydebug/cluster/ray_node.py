@@ -8,6 +8,7 @@ after HUNG_AFTER_S without any answer is it called hung, and its owner decides w
 from __future__ import annotations
 
 import contextlib
+import http.client
 import sys
 import threading
 import time
@@ -64,7 +65,7 @@ def ask(url: str, token: str = "", timeout_s: float = PROBE_TIMEOUT_S) -> Answer
             return "ok" if answer.status == 200 else "none"
     except urllib.error.URLError as error:
         return "refused" if isinstance(error.reason, ConnectionRefusedError) else "none"
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):  # the last: what answers does not speak HTTP
         return "none"
 
 

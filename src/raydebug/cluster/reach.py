@@ -92,7 +92,7 @@ async def _connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, a
         sending.cancel()
         receiving.cancel()
         if far.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
                 os.kill(far.pid, signal.SIGTERM)  # `terminate` would poll, and take its end from asyncio
         await far.wait()
 

@@ -71,7 +71,7 @@ class JoinedKind(Kind):
                 shown[part] = (before + fresh)[-REMEMBERED:]
             if is_over:
                 return Exit.OK
-            time.sleep(FOLLOW_EVERY_S)
+            time.sleep(max(FOLLOW_EVERY_S, self.cluster.least_poll_s))
 
     def keep_audit_lines(self) -> None:
         """Copy the gateway's audit lines from its log, which ends with it."""
@@ -100,11 +100,14 @@ class NodesKind(JoinedKind, abc.ABC):
     def nodes(self) -> list[ListedNode]:
         """Return the nodes of Ray's table, and those that are not in it (yet); a dead one has its own reason."""
         rows = super().nodes()
+        unmatched = [*rows]  # each is one node's: several may have no address yet, "?"
         for one in self.node_states():
-            row = next((row for row in rows if row["ip"] == one["ip"]), None)
+            row = next((row for row in unmatched if row["ip"] == one["ip"]), None)
             if row is None:
                 rows.append(_row_of(one))
-            elif row["state"] == "dead":
+                continue
+            unmatched.remove(row)
+            if row["state"] == "dead":
                 row["reason"] = one["reason"] or row["reason"]
         return rows
 

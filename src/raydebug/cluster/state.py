@@ -86,7 +86,8 @@ class Cluster:
         temp_dir: private folder of a local cluster for Ray's temp dir and sockets, removed when the cluster ends.
         python: the interpreter whose environment Ray runs in.
         ports: by purpose; see up.PURPOSES.
-        supervisor_pid, supervisor_birth: the supervisor of a local one (process.birth_of).
+        supervisor_pid, supervisor_birth: the supervisor of a local one (process.birth_of); the tunnel to the head
+            (tunnel.py) of a joined one, of Slurm or ssh.
         supervisor_started: when it started, by psutil: for records of raydebug 0.1, and where there is no /proc.
         owner: pid of the `run` that started a local one, which ends with the last `run` that uses it; 0: it stays.
         project: folder of this machine that a compose cluster has as /workspace.

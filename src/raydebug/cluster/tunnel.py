@@ -183,8 +183,8 @@ def close_way(cluster: Cluster) -> None:
         return
     family = [found, *below(found)]
     for one in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's, as below sudo
             one.terminate()
     for one in psutil.wait_procs(family, timeout=ENDS_S)[1]:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.Error):
             one.kill()

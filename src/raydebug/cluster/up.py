@@ -116,12 +116,21 @@ def words_of(option: str, text: str) -> list[str]:
 
 
 def is_free(port: int) -> bool:
-    """Return whether a port is free on loopback and on the wildcard address, which another server may hold."""
+    """Return whether a port is free on loopback and on the wildcard address, which another server may hold.
+
+    Raises:
+        RaydebugError: this user may not listen there, free or not.
+    """
     for address in ("127.0.0.1", ""):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((address, port))
+            except PermissionError as error:
+                raise UsageError(
+                    f"port {port} is not for this user", cause="a port below 1024 needs root",
+                    fix="choose one from 1024 on (0 takes a free one)", code="port.needs-root",
+                ) from error  # fmt: skip
             except OSError:
                 return False
     return True
@@ -145,7 +154,7 @@ def choose_ports(
         within: `FIRST-END`, where any other port is taken from; None for WHOLE.
 
     Raises:
-        RaydebugError: a port that the user named is taken.
+        RaydebugError: a port that the user named is taken, or not for this user.
     """
     chosen: dict[str, int] = {}
     for purpose in purposes:

@@ -64,7 +64,7 @@ def mode_of(environ: Mapping[str, str]) -> str:
             raise UsageError(
                 f"{name}={value} is not a value that Ray knows",
                 cause=f"{name} takes {', '.join(_ALLOWED[name])}; with '{value}' Ray's breakpoints silently do nothing",
-                fix=f"unset {name}, or use `--debugger breakpoint`",
+                fix=f"unset {name}",
                 code="debugger.unknown-value",
             )
     wanted = (environ.get(RAY_DEBUG, "1"), environ.get(RAY_DEBUG_POST_MORTEM, "0"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 import uuid
@@ -61,6 +60,8 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
     audit_log.prune()
     with only_one(options.name):
         running = find_cluster(options.name)
+        if running is not None:
+            state.refuse_other_kind(running, "compose")
         ours = found.containers(project) if running is not None else []
         if running is not None and ours:
             refuse_other_ports(options, running)
@@ -159,19 +160,26 @@ def _restart_ended(cluster: Cluster, found: Engine, on_phase: Callable[[str], No
 
 
 def take_down(cluster: Cluster) -> list[str]:
-    """Remove a cluster's containers, networks and record; return what could not be removed. Caches (volumes) stay."""
+    """Remove a cluster's containers, networks and record; return what could not be removed, and why.
+
+    Caches (volumes) stay.
+    """
     left: list[str] = []
+    why = ""
     keep_audit_lines(cluster)
     for _ in range(DOWN_TRIES):  # containers of an interrupted `docker compose up` may appear after the first
-        with contextlib.suppress(process.CommandFailed):
+        try:
             run_compose(cluster, "down", "--timeout", str(STOP_GRACE_S), "--remove-orphans")
+            why = ""
+        except process.CommandFailed as failure:
+            why = f" ({failure.cause})"
         left = engine.connect().leftovers(project_of(cluster.name))
         if not left:
             state.forget(cluster)
             break
     if left:
         engine.connect_to_change()  # raises if docker compose is missing
-        return left
+        return [*left[:-1], left[-1] + why]
     found = engine.connect()  # spilled objects, numbers of pauses are useless to the next cluster; caches are not
     ended = ("_spill", "_gateway")
     found.remove_volumes([name for name in found.volumes(project_of(cluster.name)) if name.endswith(ended)])

@@ -12,7 +12,7 @@ from raydebug import process
 from raydebug.cluster import audit_log
 from raydebug.cluster.compose import engine
 from raydebug.cluster.compose.engine import Container
-from raydebug.cluster.compose.plan import files_for
+from raydebug.cluster.compose.plan import ENV_FILE_VARIABLE, files_for
 from raydebug.cluster.state import DEFAULT_NAME, Cluster
 from raydebug.errors import UsageError
 from raydebug.protocol import variables
@@ -57,6 +57,14 @@ def compose_variables(cluster: Cluster) -> dict[str, str]:
     }
 
 
+def _environment(cluster: Cluster, command: str) -> dict[str, str]:
+    """Return the environment of a `docker compose` command."""
+    environment = {**os.environ, **compose_variables(cluster)}
+    if command in ("down", "logs"):  # a file with keys that is gone, or broken, must not keep these from working
+        environment[ENV_FILE_VARIABLE] = os.devnull
+    return environment
+
+
 def run_compose(cluster: Cluster, *arguments: str) -> str:
     """Run a `docker compose` command for a cluster and return what it printed.
 
@@ -65,7 +73,7 @@ def run_compose(cluster: Cluster, *arguments: str) -> str:
     """
     return process.run(
         compose_argv(cluster, *arguments),
-        env={**os.environ, **compose_variables(cluster)},
+        env=_environment(cluster, arguments[0]),
         timeout_s=UP_TIMEOUT_S if arguments[0] == "up" else DOWN_TIMEOUT_S,
         fix="see what the engine says with `docker events`, or run the command with --debug",
     )
@@ -93,8 +101,8 @@ def settings_of(cluster: Cluster) -> dict[str, Any]:
 
 def show_logs(cluster: Cluster, service: str | None, *, follow: bool) -> int:
     """Run `docker compose logs` for a cluster that `up` started, and return its exit code."""
-    environment = {**os.environ, **compose_variables(cluster)}
-    return process.hand_over(compose_argv(cluster, "logs", *_logs_arguments(service, follow=follow)), env=environment)
+    argv = compose_argv(cluster, "logs", *_logs_arguments(service, follow=follow))
+    return process.hand_over(argv, env=_environment(cluster, "logs"))
 
 
 def show_logs_by_hand(project: str, service: str | None, *, follow: bool) -> int:
