@@ -79,7 +79,10 @@ def _section(name: str, command: Any) -> str:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and p.name != "help" and not p.hidden]
     shapes = [a.metavar or a.name.upper() for a in arguments]
-    usage = " ".join([name, *(["[OPTIONS]"] if options else []), *shapes])
+    words = [name, *(["[OPTIONS]"] if options else []), *shapes]
+    if hasattr(command, "usage_end") and "COMMAND" not in "".join(shapes):
+        words.append(command.usage_end)
+    usage = " ".join(words)
     lines = [f"## {name}", "", "```", usage, "```", "", _text(command), ""]
     rows = [(shape, a.help or "") for shape, a in zip(shapes, arguments, strict=True)]
     rows += [option.get_help_record(context) for option in options]
@@ -87,7 +90,7 @@ def _section(name: str, command: Any) -> str:
         lines += [
             "| argument | meaning |",
             "|---|---|",
-            *(f"| `{left}` | {_cell(right)} |" for left, right in rows),
+            *(f"| `{_cell(left)}` | {_cell(right)} |" for left, right in rows),
             "",
         ]
     return "\n".join(lines)

@@ -24,12 +24,12 @@ from raydebug.trainers.trainer import FilesRead
 
 MARK = "raydebug-prefetch: "  # starts the line of the answer
 # Where compiled code is kept between runs. Source: triton 3.6 knobs.py, torch 2.11 _inductor cache_dir_utils.py,
-# vllm 0.24 envs.py, flashinfer 0.6 jit/env.py.
+# vllm 0.24 envs.py, flashinfer 0.6 jit/env.py. A variable, its default, the folder below what they name.
 CACHES = {
-    "Triton": ("TRITON_CACHE_DIR", "~/.triton/cache"),
-    "torch.compile": ("TORCHINDUCTOR_CACHE_DIR", None),
-    "vLLM": ("VLLM_CACHE_ROOT", "~/.cache/vllm"),
-    "FlashInfer": ("FLASHINFER_WORKSPACE_BASE", "~/.cache/flashinfer"),
+    "Triton": ("TRITON_CACHE_DIR", "~/.triton/cache", ""),
+    "torch.compile": ("TORCHINDUCTOR_CACHE_DIR", None, ""),
+    "vLLM": ("VLLM_CACHE_ROOT", "~/.cache/vllm", ""),
+    "FlashInfer": ("FLASHINFER_WORKSPACE_BASE", "~", ".cache/flashinfer"),
 }
 # A checkpoint may hold several formats of the same weights: what transformers and vLLM load comes first.
 WEIGHTS = (("*.safetensors",), ("pytorch_model*.bin", "*.pt", "*.pth"))
@@ -71,11 +71,11 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 def caches() -> Any:
     """Yield the caches of compiled code: name, folder, bytes, and whether the folder is there."""
-    for name, (variable, default) in CACHES.items():
+    for name, (variable, default, below) in CACHES.items():
         said = os.environ.get(variable) or default
         if said is None:
             continue
-        folder = Path(said).expanduser()
+        folder = Path(said).expanduser() / below
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0
         yield {"name": name, "folder": str(folder), "bytes": size, "exists": folder.is_dir()}
 

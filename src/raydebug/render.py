@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from raydebug.errors import RaydebugError
 
@@ -217,8 +219,16 @@ def out_raw(text: str) -> None:
 
 
 def out_json(document: Any) -> None:
-    """Print one JSON document on stdout."""
-    out(json.dumps(document, indent=2 if sys.stdout.isatty() else None, default=str))
+    """Print one JSON document on stdout; JSON has no NaN and no infinity: they are "NaN", "Infinity", "-Infinity"."""
+    out(json.dumps(_strict(document), indent=2 if sys.stdout.isatty() else None, default=str, allow_nan=False))
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _strict(one) for key, one in value.items()}
+    return [_strict(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def say(text: str) -> None:
@@ -296,8 +306,8 @@ def phases(what: str) -> Iterator[Callable[[str], None]]:
         say(f"{what} ...")
         yield lambda phase: say(f"  {phase}")
         return
-    with console(to_stderr=True).status(what) as status:
-        yield lambda phase: status.update(f"{what}: {phase}")
+    with console(to_stderr=True).status(_plain(what)) as status:
+        yield lambda phase: status.update(_plain(f"{what}: {phase}"))
 
 
 @contextmanager
@@ -307,5 +317,12 @@ def waiting(what: str) -> Iterator[None]:
         say(f"{what} ...")
         yield
         return
-    with console(to_stderr=True).status(what):
+    with console(to_stderr=True).status(_plain(what)):
         yield
+
+
+def _plain(text: str) -> Text:
+    """Return a text for rich in which a bracket, such as that of a folder's name, is no markup."""
+    from rich.text import Text
+
+    return Text(visible(text, keep=""))

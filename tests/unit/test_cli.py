@@ -223,3 +223,22 @@ def test_run_refuses_a_tiny_model_that_cannot_be_made(tmp_path):
         "cause: its Python has no torch and no transformers (the core flavour has none)",
         "fix: run it on a cluster of the flavour cpu or cuda: docs/04-pins.md",
     ]
+
+
+@pytest.mark.parametrize("verb", ["run", "try", "check", "prefetch", "profile show"])
+def test_command_without_dashes(verb, tmp_path):
+    """Where the command's options were taken for ours, the fix shows the `--`; no word of the command is repeated."""
+    argv = [*verb.split(), "python", "-m", "secret"]
+    fix = raydebug(*argv, XDG_STATE_HOME=str(tmp_path)).stderr.splitlines()[-1]
+    assert fix.startswith(f"fix: put the command after `--`: `raydebug {verb} -- python ...`; ")
+    assert "secret" not in fix
+    after = raydebug(*verb.split(), "--unheard", "--", "x", XDG_STATE_HOME=str(tmp_path)).stderr
+    assert after.splitlines()[-1] == f"fix: see `raydebug {verb} --help`"
+
+
+@pytest.mark.parametrize("verb", ["run", "try", "check", "prefetch", "profile show", "up"])
+def test_usage_ends_with_the_command(verb):
+    """The usage line of a verb shows what follows `--`, once."""
+    usage = raydebug(*verb.split(), "--help", COLUMNS="200").stdout.splitlines()[0]
+    assert re.search(r"-- (COMMAND|WORDS)\.\.\.\]?$", usage)
+    assert usage.count(" -- ") + usage.count("[-- ") == 1

@@ -14,11 +14,13 @@ import pytest
 
 from gateway_under_test import GatewayUnderTest
 from paused_programs import LIMIT_S, PausedProgram
+from raydebug.console import group as console_group
 from raydebug.console.attach import attach_group
 from raydebug.console.selection import Selection
 from raydebug.console.session import GatewayAddress
 from raydebug.errors import Exit, RaydebugError
 from raydebug.gateway.gateway_client import fetch_pauses
+from raydebug.render import Paint
 
 ALL = Selection()
 
@@ -188,3 +190,19 @@ def test_addresses_that_name_nobody(start: Callable[..., list[PausedProgram]], g
     assert group("@7 p 1")[2] == "*** there is no rank 7 here; `ranks` lists what there is\n"
     assert group("@x p 1")[2] == "*** @x names no ranks; write @0,3 or @* or @#1\n"
     assert group("@#9 p 1")[2] == "*** there is no #9 here; `ranks` lists what there is\n"
+
+
+async def test_label_of_one_that_is_not_attached(capsys: pytest.CaptureFixture[str]) -> None:
+    """A pause that cannot be attached beside others is told in a line whose label is in colour."""
+    failure = RaydebugError("refused", cause="gone\x1b[2J", fix="look", code="x")
+
+    class Refusing:
+        async def open(self, *_: object, **__: object) -> None:
+            raise failure
+
+    several = console_group.Group(Refusing(), Paint(True), interactive=False)  # type: ignore[arg-type]
+    first = several._new(1, "rank 0", 0)
+    first.label = "rank 0"
+    several.debuggers = [first]
+    assert await several.join([{"id": "2", "rank": 1}]) == [failure]  # type: ignore[typeddict-item]
+    assert capsys.readouterr().err == "\x1b[36m[rank 1]\x1b[0m not attached: gone\\x1b[2J\n"

@@ -321,3 +321,13 @@ def test_only_waiting_pause_is_chosen() -> None:
         "cause: waiting: p1, p3\n"
         "fix: name one: raydebug attach p1; all at one prompt: raydebug attach all"
     )
+
+
+def test_tensor_of_a_job_that_writes_escapes() -> None:
+    """Only our own colours reach the terminal: what the values, the type or a note have is made visible."""
+    evil = "\x1b[2J"
+    found = {"type": evil, "shape": [evil], "dtype": evil, "device": evil, "layout": evil, "numel": 1, "min": evil,
+             "nan": 0, "inf": 1, "finite": evil, "first": [evil], "note": evil,
+             "placements": [evil], "local_shape": [evil], "part": [evil, evil]}  # fmt: skip
+    shown = view.draw_tensor(found, Paint(True))
+    assert (evil in shown, shown.count("\x1b["), shown.count("\\x1b[2J")) == (False, 4, 13)

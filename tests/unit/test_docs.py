@@ -59,6 +59,12 @@ def test_the_page_about_the_command_line_is_current(generate):
     assert _text(generate.CLI_PAGE) == generate.cli_page(), f"run: {generate.REGENERATE}"
 
 
+def test_cells_have_no_bare_bar(generate):
+    """A bar in a table splits the cell, also in a code span: every row of the page has two cells."""
+    rows = [line for line in generate.cli_page().splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {3}
+
+
 def test_readme_tables_are_current(generate):
     """README's tables show the program's verbs and the latest benchmark results."""
     assert _text(generate.README) == generate.readme(_text(generate.README)), f"run: {generate.REGENERATE}"

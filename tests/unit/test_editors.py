@@ -16,6 +16,7 @@ import pytest
 
 from gateway_under_test import EDITOR, TOKEN, Editor, GatewayUnderTest, visit
 from raydebug.cluster import port_owner
+from raydebug.cluster.state import Cluster, Remote
 from raydebug.console.session import GatewayAddress
 from raydebug.dap import DapSession, RequestFailed
 from raydebug.editors import adapter, listen
@@ -496,3 +497,14 @@ def test_whose_a_connection_is():
             assert port_owner.uid_of(peer, end.getsockname()) == os.getuid()
             client.close()
             assert port_owner.uid_of(peer, end.getsockname()) is None
+
+
+def test_record_with_a_wrong_port(tmp_path, monkeypatch):
+    """A port that is no number is told as that: the token is not to blame."""
+    (tmp_path / "token").write_text("t")
+    remote = Remote("http://127.0.0.1:1", "127.0.0.1:x", str(tmp_path / "token"))
+    made = Cluster("here", "1", "joined", tmp_path, tmp_path, "", {}, 1, 0, "breakpoint", "core", 0.0, remote=remote)
+    monkeypatch.setattr(adapter, "load_cluster", lambda _: made)
+    with pytest.raises(RaydebugError) as failure:
+        adapter.find_address({})
+    assert (failure.value.code, "token" in str(failure.value)) == ("cluster.bad-record", False)

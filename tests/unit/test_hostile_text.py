@@ -13,6 +13,7 @@ from typing import Annotated, Any, NotRequired, Union, get_args, get_origin, get
 import pytest
 
 from raydebug import cli, render
+from raydebug.cli import up
 from raydebug.cluster import find
 from raydebug.cluster.dashboard import Dashboard, JobInfo
 from raydebug.cluster.state import Cluster, Remote
@@ -202,6 +203,14 @@ def test_source_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "link.py").symlink_to("/etc/passwd")
     named = ("train.py", "link.py", "../x.py", ".env", "/etc/passwd")
     assert [is_own_source(str(tmp_path / one)) for one in named] == [True, False, False, False, False]
+
+
+@pytest.mark.parametrize(("count", "says"), [(1, "1 pause waits; it resumes"), (2, "2 pauses wait; they resume")])
+def test_pauses_that_down_leaves(count: int, says: str, cluster: Cluster, monkeypatch, capsys) -> None:
+    """`down` of a cluster that runs on says how many pauses wait there."""
+    monkeypatch.setattr(gateway_client, "fetch_pauses", lambda _: [{}] * count)
+    up._name_pauses(cluster)
+    assert capsys.readouterr().err == f"note: {says} after RAYDEBUG_PATIENCE_S (3600 s) without a gateway\n"
 
 
 def test_command_words() -> None:

@@ -7,11 +7,13 @@ import re
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from raydebug.errors import RaydebugError
+from raydebug.cli import job
+from raydebug.errors import Exit, RaydebugError
 from raydebug.jobs.follow import short_reason
 from raydebug.jobs.logs import (
     Filter,
@@ -188,3 +190,16 @@ def test_a_followed_log_has_each_line_once():
         follow_lines(dashboard, lambda: [source], lambda: next(looks), lambda _, line: found.append(line), every)
     )
     assert found == dashboard.log_text("n", "").removesuffix("\n").split("\n")
+
+
+def test_stop_of_a_job_that_does_not_end(monkeypatch: pytest.MonkeyPatch):
+    """`job stop` of a job that runs on is a timeout, not a success."""
+    asked: list[str] = []
+    monkeypatch.setattr(job, "_dashboard", lambda _: SimpleNamespace(stop_job=asked.append))
+    monkeypatch.setattr(job, "_find", lambda *_: {"submission_id": "j", "status": "RUNNING"})
+    monkeypatch.setattr(job, "_has_ended", lambda *_: False)
+    monkeypatch.setattr(job, "STOP_S", 0.0)
+    with pytest.raises(RaydebugError) as late:
+        job.stop("j", "mine")
+    assert (asked, late.value.code, late.value.exit_code) == (["j"], "job.timeout", Exit.TIMEOUT)
+    assert "`raydebug job status j --name mine`" in late.value.fix

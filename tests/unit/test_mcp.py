@@ -261,6 +261,7 @@ async def test_evaluate(serve, sessions, shared_gateway) -> None:
     assert await ask("print('one'); print('two')") == "\n    one\n    two"
     assert await ask("marker = 5") == "None"
     assert await ask("nonsense") == "*** NameError: name 'nonsense' is not defined"
+    assert await ask("@staticmethod\ndef scale(x): return x") == "None"
     assert await ask("weights.shape", 1) == "(2, 3)"
     assert await ask("c") == "*** NameError: name 'c' is not defined"
     assert await ask("x", 9) == "*** there is no frame 9: the outermost is 2"

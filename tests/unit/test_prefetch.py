@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.prefetch import files_of, prefetch, resident_bytes, room_bytes
+from raydebug.cli import check
+from raydebug.prefetch import caches, files_of, prefetch, resident_bytes, room_bytes
 from raydebug.trainers.config import TrainingConfig
 from raydebug.trainers.verl.checks import PpoChecks
 
@@ -137,3 +138,26 @@ def test_paths_that_are_none(tmp_path: Path) -> None:
     for path in (str(tmp_path / "none"), str(tmp_path / "empty"), "", "no/such-model-of-the-hub", None, 7):
         named = config(data={"train_files": str(tmp_path / "x.parquet")}, actor_rollout_ref={"model": {"path": path}})
         assert read_by(named) == []
+
+
+@pytest.mark.parametrize(
+    ("there", "says"),
+    [(5, "nothing was read: no room in half of the free memory\n"), (10, "all of it was in memory already\n")],
+)
+def test_nothing_was_read(there: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where nothing was read, it is said whether that is for want of room."""
+    files = [{"path": "a", "size_bytes": 10, "there_bytes": there, "read_bytes": 0}]
+    check._show_prefetched({"files": files, "seconds": 0.0, "caches": []})
+    assert capsys.readouterr().out.endswith(says)
+
+
+def test_cache_of_flashinfer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLASHINFER_WORKSPACE_BASE names what the cache's folder is in; without it that is the home folder."""
+    (tmp_path / ".cache" / "flashinfer").mkdir(parents=True)
+    (tmp_path / ".cache" / "flashinfer" / "kernel.so").write_bytes(b"12345")
+    for variable in ("FLASHINFER_WORKSPACE_BASE", "HOME"):
+        monkeypatch.setenv("HOME", "/nowhere")
+        monkeypatch.setenv(variable, str(tmp_path))
+        (found,) = [one for one in caches() if one["name"] == "FlashInfer"]
+        assert (found["folder"], found["bytes"]) == (str(tmp_path / ".cache" / "flashinfer"), 5)
+        monkeypatch.delenv(variable)

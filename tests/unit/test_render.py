@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
+import math
 import subprocess
 import sys
 
@@ -93,3 +95,26 @@ def test_a_table_on_a_pipe_does_not_load_rich():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "    \n id \n ── \n 1  \n    \nFalse\n"
+
+
+def test_json_has_no_nan(capsys):
+    """What JSON has no number for is text that `float` reads; every other value is as it was."""
+    render.out_json({"a": [math.nan, (math.inf, 1.5)], "b": {"c": -math.inf}, "d": "x", "e": None})
+    shown = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert shown == {"a": ["NaN", ["Infinity", 1.5]], "b": {"c": "-Infinity"}, "d": "x", "e": None}
+
+
+def test_a_status_text_is_no_markup(monkeypatch):
+    """A folder's name with brackets is shown as it is beside the spinner, and its control characters are visible."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with render.waiting("in out[/x]\x1b[2J"), render.phases("at a[/b]") as on_phase:
+        on_phase("c[/d]")
+    shown = sys.stderr.getvalue()
+    assert "in out[/x]\\x1b[2J" in shown
+    assert "at a[/b]: c[/d]" in shown

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from raydebug.cli.up_elsewhere import launch_cluster
 from raydebug.cluster import remote_kinds, rendezvous, slurm, state
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.tunnel import command_of
@@ -447,3 +448,11 @@ def test_folder_of_a_cluster_that_runs(site: Path):
     (site / "state").write_text("COMPLETED|0:00|None")
     slurm._submit(UpOptions(nodes=2, folder=folder))
     assert rendezvous.find_head(folder) is None
+
+
+def test_script_as_json(site: Path, capsys: pytest.CaptureFixture[str]):
+    """`--dry-run --json` prints one document with the script."""
+    launch_cluster("slurm", UpOptions(nodes=2), dry_run=True, as_json=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["version"], shown["script"].splitlines()[0]) == (1, "#!/bin/bash")
+    assert not (site / "calls").exists()

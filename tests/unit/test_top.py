@@ -54,7 +54,7 @@ def picture(document: dict[str, Any], log: str = LOG, **more: Any) -> dict[str, 
 
 def lines_of(shown: dict[str, Any], width: int = 80, lines: int = 40) -> list[str]:
     console = Console(width=width, record=True, file=io.StringIO(), color_system=None)
-    console.print(draw(shown, lines))
+    console.print(draw(shown, lines, width))
     return console.export_text().rstrip("\n").split("\n")
 
 
@@ -62,7 +62,7 @@ def test_picture_of_a_run_that_goes_on() -> None:
     """The data have what stops the run, its step, metrics, memory with the last minute's change, and its log."""
     shown = picture(running(), training="step 10, phase gen for 12 s")
     assert (shown["version"], shown["status"], shown["took_s"], shown["step"]) == (1, "running", 400.0, 9)
-    assert shown["stops"] == ["paused for 1m10s: reward.py:12 score (rank 1 Trainer pid 8); raydebug attach 7"]
+    assert shown["stops"] == ["raydebug attach 7: paused for 1m10s: reward.py:12 score (rank 1 Trainer pid 8)"]
     assert shown["slow_rank"] == "rank 1 of Trainer is slower than the others"
     assert [one["code"] for one in shown["findings"]] == ["x"]
     assert [one["label"] for one in shown["metrics"]] == ["reward", "KL", "gradient norm", "tokens/s", "step, seconds"]
@@ -83,10 +83,22 @@ def test_lines_of_a_picture(width: int) -> None:
         assert re.match(r"^\S+  running for 6m40s  step 9, .* ago, median ", shown[0])
         assert shown[1] == "this is 1m30s old: no `raydebug run` follows the job any more"
         assert shown[2] == "now: phase gen"
-        assert shown[3].startswith("paused for 1m10s: reward.py:12 score (rank 1 Trainer pid 8); raydebug att")
+        assert shown[3] == "raydebug attach 7: paused for 1m10s: reward.py:12 score (rank 1 Trainer pid 8)"
         assert shown[4] == "rank 1 of Trainer is slower than the others"
         assert shown[5] == "error: a hostile \\x1b[2J finding"
         assert any(re.match(r"^gradient norm +inf +[▁-█]+!  actor/grad_norm", one) for one in shown)
+
+
+@pytest.mark.parametrize(("name", "option"), [("mine", " --name mine"), ("a; b", " --name 'a;' b")])
+def test_command_to_attach_is_whole(name: str, option: str) -> None:
+    """Of a pause in a cluster with a name the command has that name, and is whole in a narrow terminal."""
+    shown = lines_of(picture(running(cluster={"name": name}), age_s=90.0), 40)
+    at = next(number for number, line in enumerate(shown) if line.startswith("raydebug attach"))
+    assert " ".join(line.rstrip() for line in shown[at : at + 3]) == (
+        f"raydebug attach 7{option}: paused for 1m10s: reward.py:12 score (rank 1 Trainer pid 8)"
+    )
+    failed = lines_of(picture({**run_documents.failed_run(), "first_error": {"text": "words " * 2000}}), 40)
+    assert [line[-1] for line in failed if "words words" in line] == [" ", " ", "\N{HORIZONTAL ELLIPSIS}"]
 
 
 def test_picture_of_any_document() -> None:
@@ -159,6 +171,8 @@ def environment(folder: Path) -> dict[str, str]:
 
 def test_once_and_json(folder: Path) -> None:
     """In a pipe one picture is printed without colours, and as data with --json; what it took is printed."""
+    with (folder / "job.log").open("a") as log:
+        log.write("w" * 150 + "\n")
     began = os.times()
     done = subprocess.run([*RAYDEBUG, "top"], capture_output=True, text=True, env=environment(folder), timeout=60)
     ended = os.times()
@@ -167,11 +181,11 @@ def test_once_and_json(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("raydebug-1  running for ")
     assert "\x1b" not in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    done = subprocess.run(
-        [*RAYDEBUG, "top", "raydebug-1", "--json"], capture_output=True, text=True, env=environment(folder), timeout=60
-    )
-    assert json.loads(done.stdout)["id"] == "raydebug-1"
+    assert done.stdout.splitlines()[-1] == "w" * 150, "a pipe is as wide as for a table"
+    for verb in ("top", "report"):
+        argv = [*RAYDEBUG, verb, "raydebug-1", "--json"]
+        done = subprocess.run(argv, capture_output=True, text=True, env=environment(folder), timeout=60)
+        assert json.loads(done.stdout, parse_constant=pytest.fail)["id"] == "raydebug-1"
 
 
 def test_run_that_is_unknown(folder: Path) -> None:
@@ -299,3 +313,13 @@ def test_follow_is_for_one_page(folder: Path, more: list[str]) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, env=environment(folder), timeout=60)
     assert done.returncode == 2
     assert "--follow is for the page of one run" in done.stdout + done.stderr
+
+
+def test_follow_without_a_status(folder: Path) -> None:
+    """The page of a record that lost its status is written once."""
+    document = running(id="raydebug-1")
+    del document["status"]
+    write(folder, document)
+    argv = [*RAYDEBUG, "report", "--follow"]
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment(folder), timeout=60)
+    assert done.returncode == 0, done.stderr

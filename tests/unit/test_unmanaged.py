@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from raydebug.cli import pauses
 from raydebug.cluster import find, stock_pauses
 from raydebug.cluster.compose.engine import Service
 from raydebug.errors import RaydebugError
+from raydebug.gateway import gateway_client
 from raydebug.protocol.listings import ListedPause
 
 
@@ -80,3 +83,11 @@ def test_pause_that_ray_lists():
         *("id", "worker_id", "task", "is_driver", "threads", "state")
     }
     assert (found["id"], found["task"], found["threads"], found["state"]) == ("01234567", "A.step", 1, "waiting")
+
+
+def test_attach_with_steal(monkeypatch: pytest.MonkeyPatch):
+    """`attach --address URL ID --steal` is refused: nothing can be stolen there."""
+    monkeypatch.setattr(pauses, "_find", lambda *_: (SimpleNamespace(name="far"), ""))
+    monkeypatch.setattr(gateway_client, "fetch_pauses", lambda _: [])
+    with pytest.raises(RaydebugError, match="has nothing to steal"):
+        pauses.attach("1", steal=True, address="http://127.0.0.1:1")

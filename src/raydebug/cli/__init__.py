@@ -11,6 +11,8 @@ from raydebug import render
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol.variables import RENAMED
 
+TAKE_COMMAND = frozenset(f"raydebug {verb}" for verb in ("run", "try", "check", "prefetch", "profile show"))
+
 
 def main() -> None:
     """Run `raydebug` and exit; every failure that a user can act on becomes three lines."""
@@ -91,10 +93,13 @@ def _code_of(error: Exception, *, debug: bool, as_json: bool) -> int:
     if say is not None:
         context = getattr(error, "ctx", None)
         line = context.command_path if context is not None else "raydebug"
+        fix = f"see `{line} --help`"
+        if line in TAKE_COMMAND and "--" not in sys.argv:  # click has read the user's command as ours
+            fix = f"put the command after `--`: `{line} -- python ...`; {fix}"
         usage = UsageError(
             say().rstrip("."),
             cause=f"the command line: {' '.join([line, *_options_given()])}",
-            fix=f"see `{line} --help`",
+            fix=fix,
         )
         render.error(usage, as_json=as_json)
         return Exit.USAGE

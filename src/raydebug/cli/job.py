@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from raydebug.diagnose.answer import Answer, Diagnosis, LoggedError
     from raydebug.jobs.logs import Source
 
+STOP_S = 30.0
 TRACEBACK_LINES = 24  # of the first error, for people; --json has all
 
 app = typer.Typer(help="The jobs of a cluster: list, status, logs, stop, wait.")
@@ -168,6 +169,7 @@ def stop(job: _Id = None, name: Name = "default") -> None:
 
     Example: raydebug job stop raydebug-194151-06d8c8
     """
+    from raydebug.cluster.state import name_option
     from raydebug.jobs.logs import wait_until
 
     dashboard = _dashboard(name)
@@ -178,7 +180,15 @@ def stop(job: _Id = None, name: Name = "default") -> None:
         return
     dashboard.stop_job(submission_id)
     with render.waiting(f"stopping job {submission_id}"):
-        wait_until(lambda: _has_ended(dashboard, submission_id), timeout_s=30)
+        ended = wait_until(lambda: _has_ended(dashboard, submission_id), timeout_s=STOP_S)
+    if not ended:
+        raise RaydebugError(
+            f"job {submission_id} did not end within {STOP_S:g} s",
+            cause="Ray was asked to stop it, and it runs still",
+            fix=f"see `raydebug job status {submission_id}{name_option(name)}`, then stop it again",
+            code="job.timeout",
+            exit_code=Exit.TIMEOUT,
+        )
     render.say(f"job {submission_id}: {dashboard.job(submission_id)['status'].lower()}")
 
 

@@ -151,7 +151,7 @@ def attach(
     if address is not None:
         if selection is not None or process is not None:
             raise _needs_gateway(option)
-        raise typer.Exit(_attach_stock(cluster, option, target, commands, timeout))
+        raise typer.Exit(_attach_stock(cluster, option, target, commands, timeout, steal=steal))
     gateway = GatewayAddress.of(cluster)
     with named_if_lost(cluster):
         if selection is not None:
@@ -202,7 +202,7 @@ def _needs_gateway(option: str) -> RaydebugError:
 
 
 def _attach_stock(
-    cluster: Cluster, option: str, target: str | None, commands: Sequence[str], timeout: float | None
+    cluster: Cluster, option: str, target: str | None, commands: Sequence[str], timeout: float | None, *, steal: bool
 ) -> int:
     from raydebug.console.attach import attach_pause
     from raydebug.console.unmanaged_session import UnmanagedCluster
@@ -210,7 +210,7 @@ def _attach_stock(
 
     chosen = target or _choose(fetch_pauses(cluster), option)
     unmanaged = UnmanagedCluster(lambda: fetch_pauses(cluster))
-    return attach_pause(unmanaged, chosen, cluster=cluster.name, commands=commands, timeout_s=timeout)
+    return attach_pause(unmanaged, chosen, cluster=cluster.name, commands=commands, timeout_s=timeout, steal=steal)
 
 
 def _process(pid: str | None, worker: str | None, *, others: tuple[str | None, ...]) -> str | None:

@@ -81,7 +81,7 @@ def report(
 
     if len(documents) == 1:
         documents = [{**documents[0], "slow_step": _slow_step(documents[0])}]
-    is_live = follow and documents[0]["status"] == "running"
+    is_live = follow and documents[0].get("status") == "running"
     with render.waiting(
         f"making the page of {' and '.join(render.visible(str(one.get('id')), keep='') for one in documents)}"
     ):
@@ -123,7 +123,7 @@ def _follow(folder: Path, output: Path | None) -> None:
         while True:
             time.sleep(FOLLOWS_EVERY_S)
             document = read_run(folder)
-            if document["status"] != "running" or time.time() - (folder / DOCUMENT).stat().st_mtime > STALE_S:
+            if document.get("status") != "running" or time.time() - (folder / DOCUMENT).stat().st_mtime > STALE_S:
                 break
             write_report([document], output, reload_s=FOLLOWS_EVERY_S)
     document = read_run(folder)

@@ -48,16 +48,18 @@ def top(
         render.out_json(picture)
         return
     console = render.console()
+    if not sys.stdout.isatty():
+        console.width = render.PIPE_WIDTH
     if picture["status"] == "running" and sys.stdout.isatty() and not once:
         from rich.live import Live
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which restores the terminal too
         with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
             while picture["status"] == "running":
-                live.update(draw(picture, console.height), refresh=True)
+                live.update(draw(picture, console.height, console.width), refresh=True)
                 time.sleep(EVERY_S)
                 picture = _picture(folder)
-    console.print(draw(picture, console.height if sys.stdout.isatty() else LINES))
+    console.print(draw(picture, console.height if sys.stdout.isatty() else LINES, console.width))
 
 
 def _picture(folder: Path) -> dict[str, Any]:

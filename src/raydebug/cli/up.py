@@ -327,6 +327,5 @@ def _name_pauses(cluster: Cluster) -> None:
 
     with contextlib.suppress(RaydebugError):
         if pauses := fetch_pauses(cluster):
-            render.say(
-                f"note: {len(pauses)} pauses wait; without a gateway they resume after RAYDEBUG_PATIENCE_S (3600 s)"
-            )
+            wait = "1 pause waits; it resumes" if len(pauses) == 1 else f"{len(pauses)} pauses wait; they resume"
+            render.say(f"note: {wait} after RAYDEBUG_PATIENCE_S (3600 s) without a gateway")

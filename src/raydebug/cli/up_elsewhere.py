@@ -48,7 +48,11 @@ def launch_cluster(kind: str, options: UpOptions, *, dry_run: bool, as_json: boo
     nodes: list[NodeState] = []
     if dry_run:
         folder = options.folder.absolute() if options.folder else slurm.fresh_folder(options.name)
-        render.out(slurm.script_of(options, folder).rstrip())
+        script = slurm.script_of(options, folder).rstrip()
+        if as_json:
+            render.out_json({"version": 1, "script": script})
+        else:
+            render.out(script)
         return
     how = "with Slurm" if kind == "slurm" else "by ssh"
     with render.phases(f"starting cluster '{options.name}' {how}") as on_phase:

@@ -155,7 +155,7 @@ class Group:
             session = await self._address.open(str(pause["id"]), steal=self._selection.steal, on_output=debugger.hear)
         except RaydebugError as failure:
             if self.debuggers:
-                debugger.say(f"not attached: {visible(failure.cause, keep='')}", to=render.say)
+                debugger.say(f"not attached: {visible(failure.cause, keep='')}", to=render.say_painted)
             return failure
         self._add(debugger, session)
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from raydebug.console.debugger import Debugger
@@ -173,17 +174,18 @@ def draw_tensor(found: Message, paint: Paint | None = None) -> str:
     if "error" in found:
         raise ValueError(str(found["error"]))
     paint = paint or Paint()
+    clean = partial(visible, keep="\n")  # before a piece is painted: afterwards our escapes look like the job's
     facts = [found["type"], shape(found["shape"]), found["dtype"], found["device"]]
     if found.get("requires_grad"):
         facts.append("requires_grad")
-    lines = [paint("  ".join(facts), "bold")]
+    lines = [paint(clean("  ".join(facts)), "bold")]
     if "placements" in found:
-        lines.append(f"  {part(found)}; the values below are this rank's")
+        lines.append(clean(f"  {part(found)}; the values below are this rank's"))
     if found.get("layout"):
-        lines.append(f"  {found['layout']}; the values below are the stored ones")
+        lines.append(clean(f"  {found['layout']}; the values below are the stored ones"))
     spread = [f"{name} {number(found[name])}" for name in ("min", "max", "mean", "std") if name in found]
     if spread:
-        lines.append("  " + "  ".join(spread))
+        lines.append(clean("  " + "  ".join(spread)))
     if "nan" in found:
         bad = found["nan"] or found["inf"]
         counts = f"  NaN {found['nan']}  Inf {found['inf']}"
@@ -191,13 +193,14 @@ def draw_tensor(found: Message, paint: Paint | None = None) -> str:
             counts += (
                 f"  (the line above is of the {found['finite']} finite values)" if spread else "  (no finite value)"
             )
+        counts = clean(counts)
         lines.append(paint(counts, "red", "bold") if bad else counts)
     if "first" in found:
         more = ", ..." if found["numel"] > len(found["first"]) else ""
-        lines.append(f"  first [{', '.join(number(item) for item in found['first'])}{more}]")
+        lines.append(clean(f"  first [{', '.join(number(item) for item in found['first'])}{more}]"))
     if "note" in found:
-        lines.append(f"  {found['note']}")
-    return visible("\n".join(lines), keep="\n\x1b" if paint.colour else "\n")
+        lines.append(clean(f"  {found['note']}"))
+    return "\n".join(lines)
 
 
 def shape(sizes: Sequence[object]) -> str:

@@ -42,17 +42,17 @@ def find_address(arguments: Message) -> GatewayAddress:
     """Return the gateway of the cluster that the arguments of an `attach` name.
 
     Raises:
-        RaydebugError: no such cluster, or its token cannot be read.
+        RaydebugError: no such cluster, or its token or its record cannot be read.
     """
     cluster = load_cluster(str(arguments.get("cluster") or DEFAULT_NAME))
     try:
         return GatewayAddress.of(cluster)
-    except (OSError, ValueError) as error:
+    except ValueError as error:  # of the port: a token that cannot be read is a RaydebugError already
         raise RaydebugError(
-            f"the token of cluster '{cluster.name}' cannot be read",
+            f"the record of cluster '{cluster.name}' has no address of a gateway",
             cause=str(error),
-            fix="start the cluster with `raydebug up`",
-            code="auth.no-token",
+            fix=f"remove the folder {cluster.folder}, and start or join the cluster again",
+            code="cluster.bad-record",
         ) from error
 
 

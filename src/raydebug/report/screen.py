@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raydebug import render
+from raydebug.cluster.state import DEFAULT_NAME, name_option
 from raydebug.jobs.memory_samples import NODE
 from raydebug.render import duration
 from raydebug.report.document import GpuLoad, ProcessMemory, Run
@@ -30,7 +31,8 @@ METRICS: Mapping[str, Sequence[str]] = {
 BARS = "▁▂▃▄▅▆▇█"
 VALUES, VALUES_OF_MEMORY = 30, 20  # the last ones that are drawn
 MOST_ROWS, MOST_FINDINGS, LEAST_LOG, MOST_LOG = 6, 3, 3, 20
-LINES = 40  # of a picture that goes into a pipe
+LINES_OF_STOP = 3  # of one thing that stops the run: a first error may have thousands of characters
+LINES, COLUMNS = 40, 80  # of a picture whose terminal is not known
 STALE_S = 30.0  # a record is written every 5 s
 MINUTE_S, GROWS, GROWS_MIB = 60.0, 0.05, 50.0  # what grows by more than both in a minute is red
 SLOW = "run.slow-rank"
@@ -51,8 +53,11 @@ def take_picture(run: Run, log: str, now: float, *, age_s: float = 0.0, training
     took_s = max(0.0, now - (run.started or now)) if goes_on else run.took_s
     phase = next((one.name for one in reversed(run.phases) if goes_on and one.end_s is None), None)
     paused = [(one, duration(max(0.0, (took_s or 0.0) - one.start_s))) for one in run.pauses if one.end_s is None]
-    stops = [
-        f"paused for {since}: {one.where} ({one.who}); raydebug attach {one.id}" for one, since in paused if goes_on
+    option = name_option(run.cluster.get("name") or DEFAULT_NAME).split()
+    stops = [  # the command first: what follows may be cut
+        f"{render.command('raydebug', 'attach', one.id, *option)}: paused for {since}: {one.where} ({one.who})"
+        for one, since in paused
+        if goes_on
     ]
     if run.first_error is not None:
         stops.append(f"first error: {run.first_error.get('text', '')}")
@@ -108,12 +113,13 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(BARS[round(7 * ((value / 2 - low) / span))] if math.isfinite(value) else "!" for value in values)
 
 
-def draw(picture: Mapping[str, Any], lines: int = LINES) -> RenderableType:
+def draw(picture: Mapping[str, Any], lines: int = LINES, columns: int = COLUMNS) -> RenderableType:
     """Return a picture for rich; no line is wider than the terminal, and most of them have room in it.
 
     Args:
         picture: the data.
         lines: of the terminal.
+        columns: of the terminal.
     """
     from rich.console import Group
 
@@ -127,7 +133,8 @@ def draw(picture: Mapping[str, Any], lines: int = LINES) -> RenderableType:
         age = duration(picture["age_s"], whole=True)
         parts.append(_text(f"this is {age} old: no `raydebug run` follows the job any more", "yellow"))
     parts += [_text(f"now: {picture['now']}", "cyan")] if picture["now"] else []
-    parts += [_text(one, "bold yellow") for one in picture["stops"][:MOST_FINDINGS]]
+    for one in picture["stops"][:MOST_FINDINGS]:
+        parts += _wrapped(_text(one, "bold yellow"), columns)
     parts += [_text(picture["slow_rank"], "yellow")] if picture["slow_rank"] else []
     for one in picture["findings"]:
         severity = one.get("severity", "")
@@ -169,6 +176,17 @@ def _table(rows: Sequence[Sequence[Text]], widths: Sequence[int]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _wrapped(text: Text, columns: int) -> list[Text]:
+    """Return the lines of a text, and what is not shown of it as an ellipsis."""
+    from rich.console import Console
+
+    lines = [*text.wrap(Console(width=columns), columns, overflow="fold", no_wrap=False)]
+    if len(lines) > LINES_OF_STOP:
+        lines[LINES_OF_STOP - 1].truncate(columns - 1)
+        lines[LINES_OF_STOP - 1].append("\N{HORIZONTAL ELLIPSIS}")
+    return lines[:LINES_OF_STOP]
 
 
 def _text(text: str, style: str = "") -> Text:

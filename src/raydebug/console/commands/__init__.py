@@ -107,7 +107,7 @@ async def run(debugger: Debugger, line: str) -> str:
     if command is None:
         if not argument:
             return ""
-        if argument.startswith("@"):  # among several pauses the group has removed it
+        if line.lstrip().startswith("@"):  # not `! @decorator`; among several pauses the group has removed it
             raise CommandFailed("one pause is attached here; `raydebug attach all` takes several")
         try:
             return await inspect.run_code(debugger, argument)
