@@ -70,6 +70,14 @@ BATCHES: dict[str, tuple[dict[str, Any], str, str]] = {
         {f"{ACTOR}__ppo_micro_batch_size_per_gpu": 5},
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=5 does not divide the 16 sequences that each rank gets",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"),
+    "a mini batch of dynamic sizes that the ranks do not divide": (
+        {f"{ACTOR}__ppo_mini_batch_size": 1, f"{ACTOR}__use_dynamic_bsz": True},
+        "a mini batch of 1 x 4 rollouts cannot be spread over 8 ranks",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=64"),
+    "a batch of dynamic sizes that the older trainer does not pad": (
+        {"data__train_batch_size": 65, f"{ACTOR}__use_dynamic_bsz": True, "trainer__use_v1": False,
+         f"{ROLLOUT}__log_prob_use_dynamic_bsz": True},
+        "65 prompts x 4 rollouts cannot be spread over 8 ranks", "data.train_batch_size=66"),
     "both micro batches": (
         {f"{ACTOR}__ppo_micro_batch_size": 32},
         "both actor_rollout_ref.actor.ppo_micro_batch_size and actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
@@ -104,6 +112,8 @@ def test_batches_that_fit() -> None:
         list(judge_batch(config(**{f"{ACTOR}__use_dynamic_bsz": True, f"{ACTOR}__ppo_micro_batch_size_per_gpu": None})))
         == []
     )
+    dynamic = {f"{ACTOR}__use_dynamic_bsz": True, "data__train_batch_size": 65}
+    assert list(judge_batch(config(**dynamic))) == []
     padded = {f"{ACTOR}__ppo_mini_batch_size": 48}
     assert [f.severity for f in judge_batch(config(**padded))] == ["warning"]
     assert [f.severity for f in judge_batch(config(**padded, trainer__use_v1=False))] == ["error"]
@@ -234,6 +244,9 @@ def test_memory_of_a_model_of_seven_billion() -> None:
     offloaded = {f"{ACTOR}__fsdp_config": {"param_offload": True, "optimizer_offload": True}}
     assert estimated(offloaded, sizes, count, stateful=False).training == count * 4 // 8
     assert estimated({}, sizes, count, stateful=True).one_sequence == 0
+    on_cpu = {f"{ACTOR}__strategy": "fsdp2", f"{ACTOR}__fsdp_config": {"offload_policy": True}}
+    assert estimated(on_cpu, sizes, count, stateful=False).training == 0
+    assert estimated({**on_cpu, f"{ACTOR}__strategy": "fsdp"}, sizes, count, stateful=False) == plain
     adapter = {"actor_rollout_ref__model": {"lora_rank": 32}}
     assert estimated(adapter, sizes, count, stateful=False).training == count * 4 // 8
     assert estimated({**adapter, **offloaded}, sizes, count, stateful=False).training == 0
@@ -263,6 +276,18 @@ def test_what_does_not_fit_a_gpu(changed: dict[str, Any], parameters: int, gpu: 
     found = [f for f in judge_fit(target(), facts, {}) if f.severity == "error"]
     assert [finding.code for finding in found] == [code]
     assert says in found[0].what
+
+
+def test_layers_with_a_window() -> None:
+    """The cache of a model with layers whose cache ends at a window is not judged as one that grows in all layers."""
+    sizes = {"num_hidden_layers": 28, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+             "max_position_embeddings": 2_000_000}  # fmt: skip
+    changed, parameters, gpu, _, _ = GPU["a context that the cache does not hold"]
+    for kind, codes in (("full_attention", ["model.kv-cache"]), ("sliding_attention", []), ("chunked_attention", [])):
+        facts = {"config": config(**changed), "sizes": sizes, "has_flash_attention": True, "layer_types": [kind],
+                 "trainer_version": "0.9.1", "memory_bytes": 0, "gpu_bytes": gpu,
+                 "shards": {"parameters": parameters, "shards": []}}  # fmt: skip
+        assert [found.code for found in judge_fit(target(), facts, {}) if found.severity == "error"] == codes
 
 
 def test_an_actor_of_megatron_is_not_judged_as_one_of_fsdp() -> None:

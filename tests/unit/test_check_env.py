@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,6 +169,24 @@ def test_a_gpu_that_others_hold(nvidia_smi: Any) -> None:
     assert (found.severity, found.code) == ("error", "env.gpu-busy")
     assert found.what == "63200 of 81559 MiB of GPU 0 are in use"
     assert "pid 4242 (/opt/venv/bin/python) 63000 MiB" in found.why
+
+
+@pytest.mark.parametrize(
+    ("said", "indices"),
+    [
+        (None, ["0", "1"]), ("1", ["1"]), (" 1, 0", ["1", "0"]), ("GPU-bb", ["1"]), ("", []), ("-1", []),
+        ("1,7,0", ["1"]), ("MIG-x", ["0", "1"]),
+    ],
+)  # fmt: skip
+def test_a_gpu_that_is_left_out(nvidia_smi: Any, said: str | None, indices: list[str]) -> None:
+    """Of the GPUs those are judged that CUDA_VISIBLE_DEVICES leaves visible."""
+    nvidia_smi(SMI)
+    seen = inside.list_gpus()
+    assert [gpu["index"] for gpu in env_machine.visible(seen["gpus"], said)] == indices
+    target = SimpleNamespace(program=None)
+    known = facts(**seen, variables={} if said is None else {"CUDA_VISIBLE_DEVICES": said})
+    busy = [found for found in env._judge_machine(target, known, on_cpu=False) if found.code == "env.gpu-busy"]
+    assert len(busy) == ("0" in indices)
 
 
 def test_a_driver_that_is_silent_or_old(nvidia_smi: Any) -> None:

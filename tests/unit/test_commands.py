@@ -224,6 +224,10 @@ def test_exports_reach_the_training(project: Path) -> None:
         ("cd -\nN=1\n", "x=1", "line 1: the folder of `cd -` is not known"),
         ("pushd -0\nN=1\n", "x=1", "line 1: the folder of `pushd -0` is not known"),
         ("cd $(mktemp -d)\nN=1\n", "x=1", "line 1: the folder of `cd $(mktemp -d)` is not known"),
+        ("N=1\nmapfile -t N < f\n", "x=$N", "line 2: N is set by mapfile, to what is not known here"),
+        ("N=1\nprintf -v N %02d 3\n", "x=$N", "line 2: N is set by printf, to what is not known here"),
+        ("N=1\ngetopts n: N\n", "x=$N", "line 2: N is set by getopts, to what is not known here"),
+        ("N=08\nN=$((10#$N + 1))\n", "x=$((10#$N + 1))", "$((10#$N + 1)) was not calculated"),
     ],
 )
 def test_what_only_a_run_can_tell_is_said(script: str, word: str, note: str, project: Path) -> None:
@@ -455,8 +459,9 @@ def test_a_long_script_is_read_in_no_time(project: Path) -> None:
         [*(f"V{n}=1" for n in range(10000)), *["(:)"] * 20000],
         [*(f"f{n}()\n(:)" for n in range(3000)), *["f1"] * 2000],
         ["A=(x)", *['A[0]+="${A[0]}"'] * 60, *["((N=N*2+1))"] * 9000],
+        [f"(({'a' * 200_000}))"],
     ],
-    ids=["subshells", "functions", "elements"],
+    ids=["subshells", "functions", "elements", "a long name"],
 )
 def test_a_script_of_one_form(lines: list[str], project: Path) -> None:
     """A script that has nothing but one of them is read to its end."""
@@ -673,6 +678,15 @@ AS_BASH = {
         "cd scripts; T $PWD; cd -; T $PWD; cd -; T $PWD $OLDPWD\n"
         "pushd ..; pushd bin; T $PWD; popd; T $PWD; popd\nT $PWD\n"
     ),
+    "here-documents and comments in a substitution": (
+        "X=$(cat <<'EOF'\nDon't do (it\nEOF\n)\nY=$(dirname /a/b # it's the (folder\n)\n"
+        'T "$X" $Y "$(cat <<E\na"$Y\nE\n)"\n'
+    ),
+    "quotes in a here-document": 'N=3\n/bin/bash -s <<EOF\nT a=\\"$N\\" "b\\\\\\\\" \\$((1 + 2))\nEOF\n',
+    "what is before a loop": (
+        ': "${X:=y}" "${A:=0}" "${B:=0}"\nwhile [ $# -gt 0 ]; do A="$A-$1"; shift; done; T $A\n'
+        "set -- r s\nls || true\nwhile [ $# -gt 0 ]; do B=$B-$1; shift; done; T $B\n"
+    ),
     "a body with a case": "function f ()\n(\n case $1 in (a) X=1;; b) (true); X=2;; esac; T $1 $X\n)\nf b\nf a\n",
 }
 
@@ -723,6 +737,22 @@ def test_an_argument_that_is_missing(project: Path) -> None:
     (training,) = read(project, [])
     assert training.argv[-2:] == ["n=$1", "m=4"]
     assert training.notes == ["$1 is not given", "line 1: called like this, the script ends here"]
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        "[ -f done-$p ] && continue",
+        "[ -d $p ] || continue",
+        "[ -f done ] && { echo $p; continue; }",
+        "grep -q $p done && break",
+    ],
+)
+def test_a_guard_in_a_loop(guard: str, project: Path) -> None:
+    """A loop that one of its rounds may skip or end has its training."""
+    loop = f"for p in a b; do\n {guard}\n python3 -m verl.trainer.main_ppo x=$p\ndone\n"
+    (project / "scripts" / "run.sh").write_text(f"{loop}python3 -m verl.trainer.main_ppo y=1\n")
+    assert [training.argv[-1] for training in read(project, [])] == ["x=a", "y=1"]
 
 
 def test_a_loop_without_end(project: Path) -> None:

@@ -196,6 +196,47 @@ Traceback (most recent call last):
     assert names(log)[0] == "user-code"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "wandb: Currently logged in as: me. Use `wandb login --relogin` to force relogin",
+        "WANDB_API_KEY=",
+        "max locked memory           (kbytes, -l) 8192",
+        "   docker run --gpus all --ipc=host --ulimit memlock=-1 --ulimit stack=67108864 ...",
+        "docker run --gpus all --shm-size=16g verl bash train.sh",
+        "run.sh: line 3: nvidia-smi: command not found",
+        "sh: 1: lspci: not found",
+        "flash_attn is not installed.",
+        "file descriptor limit is 65536",
+    ],
+)
+def test_a_harmless_line_before_an_error(line: str) -> None:
+    """What healthy runs print too is no failure, and the exception of the user's code that follows is the cause."""
+    error = 'Traceback (most recent call last):\n  File "/home/u/train.py", line 9, in score\nValueError: no score\n'
+    assert say(line).status == NO_FAILURE
+    assert names(f"{line}\n{error}")[0] == "user-code"
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("wandb: Paste an API key from your profile and hit enter, or press ctrl+c to quit:", "wandb-login"),
+        ("KeyError: 'WANDB_API_KEY'", "wandb-login"),
+        ("WANDB_API_KEY is not set", "wandb-login"),
+        ("RuntimeError: cannot register memory: the locked memory limit is too low", "nccl-init-failure"),
+        ("libibverbs: Warning: RLIMIT_MEMLOCK is 65536 bytes.\nRuntimeError: x", "nccl-init-failure"),
+        ("OSError: file descriptor limit reached", "ulimit-threads-files"),
+        ("ERROR: run docker with a larger --shm-size", "shm-too-small"),
+        ("run.sh: line 3: torchrun: command not found", "missing-python-package"),
+        ("ImportError: flash_attn is not installed.", "missing-python-package"),
+        ("nvidia-smi: command not found\nsrun: error: n1: task 0: Exited with exit code 127", "missing-python-package"),
+    ],
+)
+def test_the_same_words_with_a_failure(line: str, name: str) -> None:
+    """Where such a line says that something has failed, or nothing else explains the failure, it is the cause."""
+    assert names(line)[0] == name
+
+
 def test_a_crash_after_a_pause() -> None:
     """A program that raised after a pause does not wait there; one whose pdb lost its input did nothing else."""
     pause = "(Rank pid=7) raydebug: /home/u/agents.py:19 paused (breakpoint); look at it with: raydebug attach\n"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from raydebug.check import data, engine, images, model, stages
+from raydebug.check.probes.data import try_reward
 from raydebug.check.target import Target
 from raydebug.cluster.runner import LocalRunner
 from raydebug.findings import Finding, error, note, warning
@@ -1345,3 +1348,20 @@ def test_a_training_that_runs_elsewhere() -> None:
     assert {"command.cpu", "data.file-missing"} <= {
         one.code for one in data.judge(TARGET, here) if one.severity == "error"
     }
+
+
+@pytest.mark.parametrize(("version", "fails"), [("0.6.1", False), ("0.7.0", True), ("", True)])
+def test_a_reward_file_with_dataclasses(
+    version: str, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They need their module in sys.modules, where verl before 0.7 puts it and later ones do not."""
+    monkeypatch.setitem(sys.modules, "custom_module", None)
+    file = tmp_path / "reward.py"
+    file.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Score:\n    value: float = 0.0\ndef compute_score(**_):\n    return Score().value\n"
+    )
+    reward = SimpleNamespace(path=str(file), name="compute_score", manager="naive", by_model=False, options={})
+    plan = SimpleNamespace(config=None, program=TARGET.program)
+    found = try_reward(plan, SimpleNamespace(reward_function=lambda _: reward), [], version)
+    assert ("import" in found) == fails

@@ -314,3 +314,10 @@ def test_check_train(cluster: Cluster) -> None:
     assert [one.severity for one in made.numbers.values()] == ["warning", "note"]
     log += "step:3 - actor/grad_norm:nan\n"
     assert [one.code for one in train.judge(0, log, target(), run)] == ["train.not-a-number"]
+
+
+def test_a_metric_that_is_no_number() -> None:
+    """A value with more than one point is no metric, and breaks no reading of a line."""
+    assert VERL.step_of("step:3 - host:10.0.0.5") is None
+    read = VERL.step_of("step:3 - host:10.0.0.5 - actor/lr:1e-06 - actor/loss:-.5 - x:np.float64(2.)")
+    assert read == {"step": 3, "metrics": {"actor/lr": 1e-06, "actor/loss": -0.5, "x": 2.0}}

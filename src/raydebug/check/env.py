@@ -94,6 +94,7 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
 
 
 def _judge_machine(target: Target, facts: Facts, *, on_cpu: bool) -> Iterator[Finding]:
+    facts = {**facts, "gpus": env_machine.visible(facts["gpus"], facts["variables"].get("CUDA_VISIBLE_DEVICES"))}
     yield from env_machine.judge_limits(facts)
     if not on_cpu:
         yield from env_machine.judge_nccl(facts)

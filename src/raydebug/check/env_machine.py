@@ -7,7 +7,7 @@ sockets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raydebug.cluster.compose.preflight import CUDA_DRIVERS, NO_COMPAT
@@ -37,7 +37,25 @@ SOCKET_PATH_BYTES, SOCKET_NAME_BYTES = 107, 37
 DRIVERS = {"12": (525, 450), "13": CUDA_DRIVERS["cuda"][1:]}
 FLASH_CAPABILITY = 8.0  # FlashAttention 2 needs Ampere. Source: flash-attn 2.8.3 README, "NVIDIA CUDA Support"
 BUSY_SHARE = 0.1  # of a GPU's memory, held by others
+_NO_GPU = "no nvidia-smi on the PATH, or it lists none, or none that CUDA_VISIBLE_DEVICES leaves"
 NOT_FOR_NCCL = ("lo", "docker", "br-", "veth")  # beginnings of interfaces' names that NCCL takes last
+
+
+def visible(gpus: Sequence[Mapping[str, Any]], said: str | None) -> Sequence[Mapping[str, Any]]:
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES leaves visible; None hides none.
+
+    Source: CUDA C++ Programming Guide, "CUDA Environment Variables": CUDA ignores an invalid entry and all after it.
+    """
+    if said is None or "MIG-" in said:  # nvidia-smi lists whole GPUs: of which one a part is, is not known
+        return gpus
+    found: list[Mapping[str, Any]] = []
+    for word in map(str.strip, said.split(",")):
+        beginning = word if word.startswith("GPU-") else "?"
+        named = (it for it in gpus if it["index"] == word or it.get("uuid", "").startswith(beginning))
+        if (gpu := next(named, None)) is None:
+            break
+        found.append(gpu)
+    return found
 
 
 def judge_limits(facts: Mapping[str, Any]) -> Iterator[Finding]:
@@ -211,7 +229,7 @@ def judge_gpus(
         yield error(
             "env.no-gpu",
             "there is no GPU here",
-            why=f"no nvidia-smi on the PATH, or it lists none; {gpus_only} trains on GPUs only",
+            why=f"{_NO_GPU}; {gpus_only} trains on GPUs only",
             fix="run it on a GPU host; here --keep-going checks the data and the model, and `run` reaches the trainer's"
             " own process",
         )
@@ -219,7 +237,7 @@ def judge_gpus(
         yield error(
             "env.no-gpu",
             "there is no GPU here",
-            why="no nvidia-smi on the PATH, or it lists none; verl takes CUDA unless VERL_PLATFORM=cpu",
+            why=f"{_NO_GPU}; verl takes CUDA unless VERL_PLATFORM=cpu",
             fix="run it on a GPU host (flavour cuda); without a GPU the flavour cpu and VERL_PLATFORM=cpu",
             variables={"VERL_PLATFORM": "cpu"},
         )

@@ -15,8 +15,10 @@ from raydebug.trainers.config import TrainingConfig
 
 GIB = 1024**3
 BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "half": 2, "auto": 2}
-# Layers with a state of fixed size per sequence instead of a cache that grows with it.
-STATEFUL = ("mamba", "linear_attention", "recurrent", "conv", "short_conv")
+# Layers with a state of fixed size per sequence instead of a cache that grows with it, or with a cache that ends at a
+# window or chunk. Source of the latter: vllm 0.28 v1/kv_cache_interface.py SlidingWindowSpec and
+# ChunkedLocalAttentionSpec, max_memory_usage_bytes.
+STATEFUL = ("mamba", "linear_attention", "recurrent", "conv", "short_conv", "sliding", "chunked")
 Sizes: TypeAlias = Mapping[str, int]
 # Source: verl 0.6.0 and 0.6.1 workers/fsdp_workers.py: only the newer one reads attn_implementation.
 FLASH_IS_A_CHOICE_SINCE = (0, 6, 1)
@@ -51,7 +53,7 @@ def estimate(config: TrainingConfig, trained_bytes: int, sizes: Sizes, parameter
     """Return the large parts of what a training takes on each GPU, beside what the trainer shards (trained_bytes).
 
     Source: vLLM keeps weights and KV cache inside gpu_memory_utilization of each GPU, split by tensor parallelism;
-    stateful layers keep a state instead of a cache.
+    stateful layers keep a state instead of a cache, or of a window alone.
     """
     split = config.get("tensor_parallel")
     return Estimate(

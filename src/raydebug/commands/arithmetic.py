@@ -26,7 +26,7 @@ _MATH: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mod: lambda left, right: left - right * _quotient(left, right),
 }
 _ASSIGNMENT = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:(\+\+|--)|([-+*/%]?)=(?!=)(.+))\s*", re.DOTALL)
-_ASSIGNED = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)([A-Za-z_]\w*)")
+_ASSIGNED = re.compile(r"(?<!\w)([A-Za-z_]\w*+)\s*+(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)([A-Za-z_]\w*)")
 
 
 def assigned_names(text: str) -> set[str]:
@@ -51,6 +51,8 @@ def assignment(text: str) -> tuple[str, str] | None:
 
 def calculate(expression: str) -> int | None:
     """Return the value of a plain calculation; None for anything else."""
+    if "#" in expression:  # BASE#NUMBER, of which Python would take the rest for a comment
+        return None
     try:
         return _value_of(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):

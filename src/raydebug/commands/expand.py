@@ -19,6 +19,7 @@ from raydebug.commands.tokens import (
     Unreadable,
     Variable,
     Word,
+    read_document,
     read_parts,
     read_quoted,
     read_tokens,
@@ -80,8 +81,7 @@ class Expander:
 
     def document(self, body: str) -> str:
         """Return the text of a here-document whose delimiter is not quoted."""
-        escaped = body.replace('"', '\\"')
-        return "".join(" ".join(self._part(part)) for part in read_parts(f'"{escaped}"'))
+        return "".join(" ".join(self._part(part)) for part in read_document(body))
 
     def taken(self) -> set[str]:
         """Return what could not be read since the last call."""

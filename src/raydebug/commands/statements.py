@@ -422,6 +422,7 @@ class Statements:
 
     def _simple(self, command: list[Parts]) -> bool | None:
         """Follow one command; return whether it succeeds, None where that is not known."""
+        self._is_endless = False  # whatever the command before it was
         if isinstance(command[0], Condition):
             if command[0].is_arithmetic and assigned_names(command[0].text):
                 return self._calculate(command[0].text, command[0].line)
@@ -550,8 +551,10 @@ class Statements:
             self._leave(program, rest, place)
             return rest[:1] in ([], ["0"])
         elif program in ("break", "continue") and loops:
-            loops[-1].runs = False
-            loops[-1].done |= program == "break"
+            inner = itertools.takewhile(lambda block: block is not loops[-1], reversed(self._blocks))
+            if not any(block.kind in _CHAINS for block in inner):  # else it is not known whether it runs
+                loops[-1].runs = False
+                loops[-1].done |= program == "break"
         elif program == "let":
             for expression in rest:
                 self._calculate(expression, words[0].line)
@@ -572,9 +575,11 @@ class Statements:
             return self._source(argv, place)
         elif program in ("conda", "mamba", "micromamba", "module") and rest[:1] and rest[0] in ("activate", "load"):
             self._values.doubts.add(f"{place}: the environment of {' '.join(argv)[:80]} was not looked into")
-        elif program == "read":
-            for name in rest:
-                self._values.assign(name, f"${name}", {f"{place}: {name} is read from input"})
+        elif names := _names_set(argv):
+            for name in names:
+                why = "is read from input" if program == "read" else f"is set by {program}, to what is not known here"
+                self._values.assign(name, f"${name}", {f"{place}: {name} {why}"})
+            return None if program == "getopts" else True
         else:
             if words[-1].parts in _BLANK_WORDS:
                 notes = {
@@ -634,6 +639,21 @@ def _tokens_of(text: str) -> list[Token]:
 def _is_program(word: Parts) -> bool:
     """Return whether a word of `exec` is one of a command, and not `{FD}`, which a redirection follows."""
     return isinstance(word, Word) and not assignment_of(word) and not name_of(word).startswith("{")
+
+
+def _names_set(argv: list[str]) -> list[str]:
+    """Return the variables that a builtin sets to what only a run can tell.
+
+    Source: bash 5.2 manual, "Bourne Shell Builtins" and "Bash Builtin Commands".
+    """
+    program, *rest = argv
+    if program == "read":
+        return rest or ["REPLY"]
+    if program == "getopts":
+        return [*rest[1:2], "OPTARG", "OPTIND"]
+    if program in ("mapfile", "readarray"):
+        return [rest[-1] if rest and rest[-1].isidentifier() else "MAPFILE"]
+    return [word.partition("[")[0] for word in rest[1:2]] if program == "printf" and rest[:1] == ["-v"] else []
 
 
 def _shell_at(argv: list[str]) -> int:

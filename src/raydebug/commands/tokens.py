@@ -21,6 +21,7 @@ _ORDINARY = re.compile(r"[^\s\\'\"$`;&|()<>]+|.", re.DOTALL)
 _ORDINARY_IN_QUOTES = re.compile(r"[^\"\\$`]+|.", re.DOTALL)
 _ANSI_QUOTED = re.compile(r"\$'((?:\\.|[^'\\])*)'", re.DOTALL)
 _ANSI = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
+_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*\\?(?P<quote>['\"]?)(?P<end>[A-Za-z_][\w.-]*)(?P=quote)")
 _QUOTE, _BLANKS, _LINE = re.compile(r"\$?'"), re.compile(r"[ \t]*"), re.compile(r"[^\n]*")
 _VARIABLE = re.compile(r"\$([A-Za-z_]\w*|[@*#?$!0-9-])")
 _END_OF_CONDITION = re.compile(r"\s\]\]")
@@ -155,7 +156,12 @@ def read_parts(text: str) -> tuple[Part, ...]:
 
 def read_quoted(text: str) -> tuple[Part, ...]:
     """Return the parts of the default in `"${NAME:-default}"`: single quotes stand for themselves there."""
-    return _Reader(text).default_in_quotes()
+    return _Reader(text).literal(("$", "`", '"', "\\", "\n", "}"), drops_quotes=True)
+
+
+def read_document(text: str) -> tuple[Part, ...]:
+    """Return the parts of a here-document, in which quotes are ordinary characters."""
+    return _Reader(text).literal(("$", "`", "\\", "\n"), drops_quotes=False)
 
 
 class _Reader:
@@ -259,13 +265,14 @@ class _Reader:
                 parts.append(Text(self._match(_ORDINARY_IN_QUOTES), quoted=True))
         raise Unreadable(begun, "a quote is not closed")
 
-    def default_in_quotes(self) -> tuple[Part, ...]:
+    def literal(self, escaped: tuple[str, ...], *, drops_quotes: bool) -> tuple[Part, ...]:
+        """Read a text without words, in which a backslash is one only before some characters."""
         parts: list[Part] = []
         while self._at < len(self._text):
             here = self._text[self._at]
-            if self._take('"'):
+            if drops_quotes and self._take('"'):
                 continue
-            if here == "\\" and self._text[self._at + 1 : self._at + 2] in ("$", "`", '"', "\\", "\n", "}"):
+            if here == "\\" and self._text[self._at + 1 : self._at + 2] in escaped:
                 self._escaped(parts)
             elif here in "$`":
                 parts.append(self._expansion(quoted=True))
@@ -288,8 +295,12 @@ class _Reader:
         return Text("$", quoted)
 
     def _bracketed(self, opening: str, closing: str) -> str:
-        """Return the text up to the matching closing bracket."""
+        """Return the text up to the matching closing bracket; in comments and here-documents none is looked for.
+
+        In brackets of its own `<<` is no here-document: it is a shift in `$((1 << N))`.
+        """
         begun, line, depth = self._at, self._line(), 0
+        is_command, ends = opening in ("$(", "("), list[str]()
         while self._at < len(self._text):
             here = self._text[self._at]
             if depth == 0 and self._take(closing):
@@ -298,6 +309,16 @@ class _Reader:
                 self._in_quotes()
                 continue
             if opening[-1] != "{" and self._match(_ANSI_QUOTED):
+                continue
+            if is_command and here == "#" and (self._at == begun or self._text[self._at - 1] in " \t\n"):
+                self._match(_LINE)
+                continue
+            if is_command and here == "<" and depth == 0 and (found := _DOCUMENT.match(self._text, self._at)):
+                ends.append(found["end"])
+                self._at = found.end()
+                continue
+            if here == "\n" and ends:
+                self._skip_to(ends.pop(0))
                 continue
             if here == "\\":
                 self._at += 1
@@ -308,6 +329,11 @@ class _Reader:
             depth += (here == opening[-1]) - (here == closing[-1])
             self._at += 1
         raise Unreadable(line, f"{opening} is not closed")
+
+    def _skip_to(self, end: str) -> None:
+        """Move behind the body of a here-document in brackets, whose last line may have the closing one."""
+        found = re.compile(rf"\n[ \t]*{re.escape(end)}(?=[ \t]*(?:\)|\n|$))").search(self._text, self._at)
+        self._at = found.end() if found else len(self._text)
 
     def _redirect(self, redirection: str, tokens: list[Token]) -> None:
         """Leave out a redirection: its number, its sign and its file."""

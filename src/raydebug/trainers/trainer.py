@@ -243,8 +243,13 @@ class StepMetrics(TypedDict):
     metrics: dict[str, float]
 
 
+NUMBER = r"-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"  # as Python writes it
 # A metric of a dict that is logged as Python writes it.
-LOGGED_DICT = re.compile(r"'(?P<name>[\w./@-]+)': (?:np\.\w+\()?(?P<value>-?[\d.]+(?:e[+-]?\d+)?|nan|-?inf)\)?(?=[,}])")
+LOGGED_DICT = re.compile(
+    r"'(?P<name>[\w./@-]+)': (?:np\.\w+\()?"
+    rf"(?P<value>{NUMBER}|nan|-?inf)"
+    r"\)?(?=[,}])"
+)
 
 
 def read_step(line: str, step: re.Pattern[str], metric: re.Pattern[str]) -> StepMetrics | None:

@@ -6,7 +6,9 @@ import asyncio
 import inspect
 import math
 import os
+import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,12 @@ from raydebug.check.probes.images import count_placeholders, count_tokens, has_v
 from raydebug.check.probes.plan import VERDICT_NEEDS, Plan, compose, paths_of, read_by, trainer_version, variables
 from raydebug.check.probes.tokens import can_tokenize, load_tokenizer
 from raydebug.findings import describe_exception
+from raydebug.settings.flavours import numbers
 from raydebug.trainers.hub import is_hub_name
 from raydebug.trainers.trainer import Rules
 
+# Source: verl 0.4.0 to 0.6.1 trainer/ppo/reward.py get_custom_reward_fn; 0.7.0 utils/import_utils.py load_module.
+NOT_IN_SYS_SINCE = (0, 7)
 SAMPLE_ROWS = 2000
 SAMPLE_S = 2.0  # measuring lengths ends after so many seconds, wherever it is
 REWARD_ROWS = 3
@@ -34,8 +39,9 @@ def gather(request: Facts) -> Facts:
     config = plan.config
     splits = {split: [_look(plan, path) for path in paths_of(config.get(word))] for split, word in SPLITS.items()}
     rows: list[Facts] = next((file["sample"] for file in splits["train"] if file.get("sample")), [])
+    version = trainer_version(request)
     facts: Facts = {
-        "trainer_version": trainer_version(request),
+        "trainer_version": version,
         "variables": variables(),
         "gpus": len(list_gpus()["gpus"]),
         "splits": splits,
@@ -45,7 +51,7 @@ def gather(request: Facts) -> Facts:
         facts |= {
             "lengths": _lengths(plan, rows),
             "images": look_at_images(plan, rows),
-            "reward": try_reward(plan, rules, rows[:REWARD_ROWS]),
+            "reward": try_reward(plan, rules, rows[:REWARD_ROWS], version),
             "verdict": plan.verdict(),
         }
         own = [facts["reward"]["path"], config.get("tokenizer") or config.get("model")]
@@ -174,7 +180,7 @@ def _are_messages(prompt: Any) -> bool:
     return isinstance(prompt, list) and all(isinstance(one, dict) for one in prompt)
 
 
-def try_reward(plan: Plan, rules: Rules, rows: list[Facts]) -> Facts:
+def try_reward(plan: Plan, rules: Rules, rows: list[Facts], version: str = "") -> Facts:
     """Return what the reward function of a command returned for rows of its data."""
     reward = rules.reward_function(plan.config)
     found: Facts = {"path": reward.path, "name": reward.name, "manager": reward.manager, "calls": []}
@@ -183,7 +189,9 @@ def try_reward(plan: Plan, rules: Rules, rows: list[Facts]) -> Facts:
     if not reward.path and not (rows and plan.has("the trainer's own reward function", *VERDICT_NEEDS)):
         return {**found, "skipped": "there is nothing to try it with"}
     try:
-        function = _load_function(str(reward.path), reward.name, found) if reward.path else rules.own_reward()
+        in_sys = plan.program.trainer.name == "verl" and bool(version) and numbers(version) < NOT_IN_SYS_SINCE
+        load = partial(_load_function, str(reward.path), reward.name, found, in_sys=in_sys)
+        function = load() if reward.path else rules.own_reward()
     except Exception as failure:  # noqa: BLE001 - the user's own code
         missing = (failure.name or "").partition(".")[0] if isinstance(failure, ModuleNotFoundError) else ""
         if missing in VERDICT_NEEDS:  # every training needs these: stage `env` reports them
@@ -205,8 +213,11 @@ def try_reward(plan: Plan, rules: Rules, rows: list[Facts]) -> Facts:
     return found
 
 
-def _load_function(path: str, name: str, found: Facts) -> Any:
-    """Return the function as verl 0.9.1 utils/import_utils.py load_extern_object would; None if it is not there."""
+def _load_function(path: str, name: str, found: Facts, *, in_sys: bool) -> Any:
+    """Return the function as verl 0.9.1 utils/import_utils.py load_extern_object would; None if it is not there.
+
+    `in_sys` puts its module into sys.modules, where dataclasses look for it.
+    """
     import importlib
     import importlib.util
 
@@ -217,11 +228,14 @@ def _load_function(path: str, name: str, found: Facts) -> Any:
         if not file.is_file():
             found["missing"] = str(file)
             return None
-        spec = importlib.util.spec_from_file_location(f"custom_module_{abs(hash(os.path.abspath(file)))}", file)
+        called = "custom_module" if in_sys else f"custom_module_{abs(hash(os.path.abspath(file)))}"
+        spec = importlib.util.spec_from_file_location(called, file)
         if spec is None or spec.loader is None:
             found["missing"] = f"{file} (no Python file)"
             return None
         module = importlib.util.module_from_spec(spec)
+        if in_sys:
+            sys.modules[called] = module
         spec.loader.exec_module(module)
     function = getattr(module, name, None)
     if not callable(function):

@@ -330,7 +330,7 @@ def list_gpus() -> Facts:
             continue
         mine = [h for h in holders if h[0] == row[6]] if isinstance(holders, list) else []
         gpu: Facts = dict(zip(("index", "name", "driver", "capability"), row, strict=False))
-        gpu |= {"total_mib": _number(row[4]), "used_mib": _number(row[5])}
+        gpu |= {"total_mib": _number(row[4]), "used_mib": _number(row[5]), "uuid": row[6]}
         gpu["holders"] = [{"pid": h[1], "mib": _number(h[2]), "name": h[3]} for h in mine if len(h) == 4]
         gpus.append(gpu)
     return {"gpus": gpus, "smi": "ok"}

@@ -121,7 +121,9 @@ def _sizes_of(config: Mapping[str, Any]) -> Sizes | None:
 
 
 def _train(sizes: Sizes, config: Mapping[str, Any]) -> Iterator[Finding]:
-    if sizes.train * sizes.rollouts % sizes.ranks:
+    # With dynamic sizes validate_config asserts nothing, and the v1 trainer pads the batch.
+    is_padded = config["trainer"].get("use_v1") and value_at(config, f"{ACTOR}.use_dynamic_bsz")
+    if sizes.train * sizes.rollouts % sizes.ranks and not is_padded:
         fitting = sizes.fitting_train()
         yield error(
             "command.batch",
@@ -141,13 +143,14 @@ def _train(sizes: Sizes, config: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _mini(sizes: Sizes, path: str, part: Mapping[str, Any], *, is_v1: bool, is_later: bool) -> Iterator[Finding]:
-    if part.get("use_dynamic_bsz"):
+    is_dynamic = part.get("use_dynamic_bsz")
+    if is_dynamic and not is_later:  # each rank may round its share: verl 0.7 workers/fsdp_workers.py
         return
     mini, key = part.get("ppo_mini_batch_size"), f"{path}.ppo_mini_batch_size"
     if not isinstance(mini, int) or mini < 1:
         return
     fitting = sizes.fitting_mini(mini)
-    if mini > sizes.train:
+    if mini > sizes.train and not is_dynamic:
         yield error(
             "command.batch",
             f"{key}={mini} is larger than data.train_batch_size={sizes.train}",
@@ -161,7 +164,7 @@ def _mini(sizes: Sizes, path: str, part: Mapping[str, Any], *, is_v1: bool, is_l
             why="each rank asserts it at its first update, after the first rollouts",
             overrides={key: str(fitting)},
         )
-    elif sizes.train % mini:
+    elif sizes.train % mini and not is_dynamic:
         yield (error if is_later and not is_v1 else warning)(
             "command.batch",
             f"{key}={mini} does not divide data.train_batch_size={sizes.train}",
@@ -171,7 +174,8 @@ def _mini(sizes: Sizes, path: str, part: Mapping[str, Any], *, is_v1: bool, is_l
         fitting = mini if is_v1 else fitting
     else:
         fitting = mini
-    yield from _micro(f"{path}.ppo_micro_batch_size", part, "ppo_micro_batch_size", fitting * sizes.rollouts, sizes)
+    if not is_dynamic:
+        yield from _micro(f"{path}.ppo_micro_batch_size", part, "ppo_micro_batch_size", fitting * sizes.rollouts, sizes)
 
 
 def _micro(path: str, part: Mapping[str, Any], name: str, whole: int, sizes: Sizes) -> Iterator[Finding]:

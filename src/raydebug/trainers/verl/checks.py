@@ -216,14 +216,16 @@ class PpoChecks:
 
         Source: verl 0.9.1 workers/engine/fsdp/transformer_impl.py: parameters, gradients and AdamW's two moments in
         fsdp_config.model_dtype, fp32 unless given, sharded over the ranks. With LoRA the adapter alone, which is small,
-        has gradients and moments.
+        has gradients and moments. With fsdp2's offload_policy all of them are on the CPU (:459).
         """
         value_of, ranks = partial(value_at, config.values), config.ranks or 1
         is_whole = is_in_use("whole weights", value_of)
-        taken = _sharded_bytes(parameters, value_of("actor_rollout_ref.actor.fsdp_config") or {}, ranks, whole=is_whole)
+        fsdp, offloads = value_of("actor_rollout_ref.actor.fsdp_config") or {}, partial(_offloads, config)
+        taken = 0 if offloads("actor", fsdp) else _sharded_bytes(parameters, fsdp, ranks, whole=is_whole)
         if needs_critic(value_of):
             is_whole = not value_of("critic.model.lora_rank")
-            taken += _sharded_bytes(parameters, value_of("critic.fsdp") or {}, ranks, whole=is_whole)
+            fsdp = value_of("critic.fsdp") or {}
+            taken += 0 if offloads("critic", fsdp) else _sharded_bytes(parameters, fsdp, ranks, whole=is_whole)
         return taken
 
     def engine_options(self, config: TrainingConfig) -> dict[str, object]:
@@ -339,6 +341,10 @@ def _is_release(facts: Mapping[str, Any]) -> bool:
     Absolute-Zero-Reasoner and DrMAS have commented verl's assertions out.
     """
     return facts["is_release"] and facts["program"] in ASKED
+
+
+def _offloads(config: TrainingConfig, role: str, fsdp: Mapping[str, Any]) -> bool:
+    return config.get(f"{role}_strategy") == "fsdp2" and bool(fsdp.get("offload_policy"))
 
 
 def _sharded_bytes(parameters: int, fsdp: Mapping[str, Any], ranks: int, *, whole: bool) -> int:

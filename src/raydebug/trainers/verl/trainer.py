@@ -6,7 +6,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from raydebug.trainers.trainer import Arguments, BatchSettings, Checks, Column, Installed, Program, ValueOf, read_step
+from raydebug.trainers.trainer import (
+    NUMBER,
+    Arguments,
+    BatchSettings,
+    Checks,
+    Column,
+    Installed,
+    Program,
+    ValueOf,
+    read_step,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +42,7 @@ PARTS = {
     "model.partial_pretrain": "fsdp_sft",
     "data.output_path": "generation",
 }
-_METRIC = re.compile(r"(?P<name>[\w./@-]+):(?:np\.\w+\()?(?P<value>-?[\d.]+(?:e[+-]?\d+)?|nan|-?inf)\)?(?= - |$)")
+_METRIC = re.compile(rf"(?P<name>[\w./@-]+):(?:np\.\w+\()?(?P<value>{NUMBER}|nan|-?inf)\)?(?= - |$)")
 
 
 class Verl:
