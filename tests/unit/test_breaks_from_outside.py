@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import fcntl
 import json
 import os
+import resource
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,7 +23,9 @@ from raydebug.errors import RaydebugError
 from raydebug.gateway.breakpoint_specs import resolve_breaks
 from raydebug.gateway.gateway_client import fetch_breaks
 from raydebug.jobs import submit
-from raydebug.worker.breakpoints import registry
+from raydebug.protocol import wire
+from raydebug.worker import control_channel
+from raydebug.worker.breakpoints import registry, runtime
 from raydebug.worker.breakpoints.compile import NoSuchPlace, compile_with, find_statement
 
 SOURCE = '''"""Doc."""
@@ -343,6 +350,61 @@ CLOSURE = (
     "it uses limit of the enclosing function, which outer.<locals>.inner does not use itself; it stops only where this "
     "function is made from now on"
 )
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def test_an_error_without_a_text(capsys):
+    """A condition that raises an error whose text cannot be read harms nothing, and is logged."""
+    runtime.Site({"id": "b1", "where": "a.py:1", "policy": {}}).failed(Unreadable())
+    assert "Unreadable: (its text cannot be read)" in capsys.readouterr().err
+    assert control_channel._cause_of(Unreadable()) == "Unreadable: (its text cannot be read)"
+
+
+@pytest.fixture
+def channel(monkeypatch):
+    """A control channel whose other end is the test's, on a descriptor that select() does not take."""
+    near, far = socket.socketpair()
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, min(4096, most)), most))
+    made = object.__new__(control_channel._ControlChannel)
+    made.socket = socket.socket(fileno=fcntl.fcntl(near, fcntl.F_DUPFD_CLOEXEC, 2000))
+    made.sending, made._messages, made._decoder = threading.Lock(), [], wire.Decoder()
+    near.close()
+    monkeypatch.setattr(control_channel, "_channel", made)
+    far.settimeout(10)
+    yield made, far
+    for one in (made.socket, far):
+        one.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    control_channel._unreported.clear()
+
+
+def test_a_file_that_is_loaded_waits_for_no_gateway(channel):
+    """An import of a file with breakpoints reports them, waits for no gateway, and a report that waits comes later."""
+    made, far = channel
+    control_channel.report_set(["b1"])
+    with made.sending:
+        control_channel.report_set(["b2"])
+    (first,) = wire.Decoder().feed(far.recv(65536))
+    assert (first["event"], first["body"]["id"]) == ("break", "b1")
+    assert control_channel._unreported == {"b2"}
+    far.shutdown(socket.SHUT_WR)
+    with pytest.raises(ConnectionResetError):
+        made.take_message()
+    (second,) = wire.Decoder().feed(far.recv(65536))
+    assert second["body"]["id"] == "b2"
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            made.socket.send(b" " * 65536, socket.MSG_DONTWAIT)
+    control_channel.report_set(["b3"])
+    with pytest.raises(BrokenPipeError):
+        made.socket.send(b" ")  # so the thread of the channel connects again, and lists what is set
+
+
 IN_LOADED = """\
 import sys
 from raydebug.worker.breakpoints import registry

@@ -45,8 +45,8 @@ def ask_a_sleeping_loop(thread: threading.Thread) -> None:
 @pytest.mark.parametrize(
     "ask",
     [ask_for_locals, ask_a_sleeping_loop, lambda _: census.take(), lambda _: training.words({}),
-     lambda thread: spans.step_of(look_at(thread))],
-    ids=["locals", "stacks", "census", "training", "step"],
+     lambda thread: spans.step_of(look_at(thread)), lambda _: (stacks.collect(), training.words({}))],
+    ids=["locals", "stacks", "census", "training", "step", "age"],
 )  # fmt: skip
 def test_another_thread(ask: Callable[[threading.Thread], object]) -> None:
     """What a thread deletes after it was looked at is freed, and the others of its variables are as they were."""

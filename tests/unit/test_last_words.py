@@ -172,10 +172,14 @@ def channel_of(instance: str, pid: int) -> Any:
     return SimpleNamespace(instance=instance, about=about, birth={"ns": "boot pid:[7]", "started": 5}, **words)
 
 
-def test_a_users_faulthandler_stays(gateway: GatewayUnderTest) -> None:
-    """Where the program has faulthandler on, its text goes where the program wants it."""
-    program = "import faulthandler\nfaulthandler.enable()\n" + OPEN + "ctypes.string_at(8)"
-    one = gateway.start(program, **JOB)
+USERS = "import faulthandler\nfaulthandler.enable()\n"
+LEAVE = "from raydebug.worker import last_words\nlast_words.leave()\n"
+
+
+@pytest.mark.parametrize("program", [USERS + OPEN, OPEN + USERS + LEAVE], ids=["before", "after"])
+def test_a_users_faulthandler_stays(gateway: GatewayUnderTest, program: str) -> None:
+    """Where the program has faulthandler on, its text goes where the program wants it, also without the gateway."""
+    one = gateway.start(program + "ctypes.string_at(8)", **JOB)
     _, said = one.communicate(timeout=20)
     assert "Fatal Python error: Segmentation fault" in said
     (found,) = ended(gateway)

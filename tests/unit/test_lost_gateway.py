@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 from gateway_under_test import visit
 from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.jobs.follower import Follower
+from raydebug.worker import control_channel
 from raydebug.worker.reconnecting_socket import end_of_whole_messages
 
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
@@ -331,3 +333,16 @@ def test_cut_amid_a_message(gateway):
     assert end_of_whole_messages(b"") == 0
     whole = b"Content-Length: 2\r\n\r\n{}"
     assert end_of_whole_messages(whole + whole + whole[:-1]) == 2 * len(whole)
+
+
+def test_a_process_that_may_start_no_thread(monkeypatch):
+    """Where neither a gateway nor a thread is to be had, opening the control channel harms nothing."""
+
+    def fails(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(control_channel, "_opened_by", None)
+    monkeypatch.setattr(control_channel, "_ControlChannel", fails)
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    control_channel.open_channel()
+    assert control_channel._opened_by == os.getpid()

@@ -27,6 +27,7 @@ from raydebug.gateway.control import Control
 from raydebug.gateway.gateway_client import fetch_pauses, fetch_processes, fetch_stacks
 from raydebug.gateway.pause_requests import PauseRequests
 from raydebug.protocol import wire
+from raydebug.worker import thread_callback
 
 # What a job's process does at `import ray`; then it works in one of these ways until the test ends it.
 HEAD = """\
@@ -634,3 +635,16 @@ def test_client_of_http_that_leaves(gateway, work):
     with pytest.raises(TimeoutError):
         http_request(gateway, "POST", "/pause", {"target": f"pid:{program.pid}"}, timeout=0.5)
     assert program.communicate(timeout=10)[0] == "woke False\n"
+
+
+def test_tracers_of_other_threads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that has traced only the main thread, or none, takes no tracer from other threads."""
+    ended: list[bool] = []
+    monkeypatch.setattr(thread_callback, "_end_tracing_of_all", lambda: ended.append(True))
+    monkeypatch.setattr(thread_callback, "_in_main_thread", lambda _: None)
+    for ident, is_traced, expected in ((threading.main_thread().ident, True, 0), (1, False, 0), (1, True, 1)):
+        monkeypatch.setattr(thread_callback, "_trace_thread", lambda *_, found=is_traced: found)
+        one = thread_callback.ThreadCallback(ident or 0, lambda _: None)
+        one.schedule()
+        one.cancel()
+        assert len(ended) == expected

@@ -152,6 +152,16 @@ def test_a_profile_that_cannot_be_laid_ends_the_job(tmp_path: Path) -> None:
         assert cause in done.stderr
 
 
+def test_a_removed_folder_ends_the_job(tmp_path: Path) -> None:
+    """In a folder that was removed no profile can be applied: the whole training does not start."""
+    make_fork(tmp_path, version="0.9.1")
+    away = "mkdir gone && cd gone && rmdir ../gone && exec python -m verl.trainer.main_ppo trainer.nnodes=1"
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = drive("sh", "-c", away, folder=tmp_path, PYTHONPATH=path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cause: the folder in which it was started does not exist any more" in done.stderr
+
+
 def test_other_programs_run_as_they_are(tmp_path: Path) -> None:
     """A program that is no training is not touched, whatever the profile, and nothing is said."""
     (tmp_path / "train.py").write_text("import sys; print(sys.argv)\n")

@@ -19,7 +19,7 @@ from gateway_under_test import GatewayUnderTest
 from raydebug.gateway.gateway_client import fetch_snapshot, fetch_snapshots, save_pause
 from raydebug.protocol.snapshot import FORMAT, MAX_BYTES, MAX_OF_JOB
 from raydebug.snapshot.console import exception_lines
-from raydebug.worker import crashes, snapshot
+from raydebug.worker import crashes, import_hooks, snapshot
 from raydebug.worker.saved_values import Values
 
 LONG = os.environ.get("RAYDEBUG_TEST_LONG") == "1"
@@ -459,6 +459,22 @@ def test_deep_recursion_says_how_many_frames_are_left_out():
     (line,) = exception_lines(document)
     assert line == "ZeroDivisionError (142 frames in the middle are not saved): division by zero"
     assert "left_out" not in saved(crash(recurse, 20))["exceptions"][0]
+
+
+@pytest.mark.parametrize("fault", ["import", "ray"])
+def test_our_own_failure_is_a_line(monkeypatch, capsys, fault: str):
+    """Where raydebug itself fails at a crash, the job goes on with its own error."""
+    monkeypatch.setenv("RAYDEBUG_JOB", "j1")
+    if fault == "import":  # as where no file descriptor is free
+        for name in ("crashes", "pause"):
+            monkeypatch.delattr(f"raydebug.worker.{name}", raising=False)
+            monkeypatch.setitem(sys.modules, f"raydebug.worker.{name}", None)
+        monkeypatch.setenv("RAY_DEBUG_POST_MORTEM", "1")
+    else:
+        monkeypatch.setitem(sys.modules, "ray.exceptions", object())
+    import_hooks.note_uncaught(ValueError("the job's"), None)
+    lines = [line.partition(":")[2].partition(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert lines == [" no snapshot of this crash", " no pause at this error"][: 2 if fault == "import" else 1]
 
 
 KINDS = """

@@ -149,6 +149,20 @@ def test_names_are_cut_and_without_secrets() -> None:
     assert not any("abcdefghijklmnop" in one or "hunt" in one for one in secrets)
 
 
+def test_a_signal_handler_that_ends_the_process_while_spans_are_said() -> None:
+    """The thread that says spans may be interrupted by a signal handler that says them too."""
+
+    def interrupted() -> None:
+        with span_ring._saying:
+            found.append(said()["spans"])
+
+    found: list[Any] = []
+    thread = threading.Thread(target=interrupted, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert found == [[]]
+
+
 def test_a_child_has_an_empty_ring() -> None:
     """A child that is forked in a span says neither the spans of its parent nor the one that it was forked in."""
     with spans.span("before"):

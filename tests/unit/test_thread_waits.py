@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import os
 import socket
 import sys
 import threading
 import time
+import tracemalloc
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -17,7 +19,8 @@ from typing import Any
 import pytest
 
 from raydebug.protocol.records import StacksRecord, ThreadStack, read
-from raydebug.worker import stacks
+from raydebug.worker import stacks, thread_waits
+from raydebug.worker.open_files import read_open_files
 
 Start = Callable[..., threading.Thread]
 
@@ -153,6 +156,78 @@ def test_socket_and_pipe(begin: Start) -> None:
     assert port in record["listens"]
     assert seen["reads"]["pipe"] in record["pipes"]
     assert seen["receives"]["host"] == f"127.0.0.1:{port}"
+
+
+def test_sockets_stay_blocking() -> None:
+    """To look at open files changes no socket, also where the program has set a default timeout."""
+    server = socket.create_server(("127.0.0.1", 0))
+    sockets = [server, socket.create_connection(server.getsockname()), *socket.socketpair()]
+    socket.setdefaulttimeout(30)
+    try:
+        ports, _ = read_open_files()
+    finally:
+        socket.setdefaulttimeout(None)
+    found = [os.get_blocking(one.fileno()) for one in sockets]
+    for one in sockets:
+        one.close()
+    assert (bool(ports), found) == (True, [True] * 4)
+
+
+@pytest.mark.parametrize(
+    "given", [[None] * 10**6, dict.fromkeys(range(10**6)), set(range(10**6))], ids=lambda it: type(it).__name__
+)
+def test_a_large_container_is_not_copied(given: Any) -> None:
+    """Of a container of the user's only the first values are read."""
+    stack: Any = {}
+    tracemalloc.start()
+    try:
+        thread_waits._some(given)
+        thread_waits._add_objects(stack, "polls", [given])
+        assert tracemalloc.get_traced_memory()[1] < 10**6
+    finally:
+        tracemalloc.stop()
+
+
+async def test_code_of_the_users_classes_is_not_called() -> None:
+    """Threads and awaitables whose classes answer for missing attributes are not asked."""
+    asked: list[str] = []
+
+    class Asked:
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            raise AttributeError(name)
+
+    class Steps(Asked):
+        def __await__(self) -> Any:
+            return self
+
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> None:
+            return None
+
+        @property
+        def cr_frame(self) -> None:
+            asked.append("cr_frame")
+
+    class Worker(Asked, threading.Thread):
+        pass
+
+    async def wait() -> None:
+        await Steps()
+
+    stop = threading.Event()
+    worker = Worker(target=stop.wait, name="worker")
+    worker.start()
+    task = asyncio.create_task(wait(), name="steps")
+    await asyncio.sleep(0)
+    found = look()
+    stop.set()
+    task.cancel()
+    worker.join()
+    assert {"worker", "task steps"} <= {*found}
+    assert asked == []
 
 
 def test_loop_that_polls(begin: Start, stop: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,3 +54,11 @@ def log(text: str) -> None:
         sys.stderr.flush()
     except Exception:  # noqa: BLE001 - a program may have replaced stderr; contextlib costs each start of Python 4 ms
         pass
+
+
+def text_of(error: BaseException | None) -> str:
+    """Return the text of an error."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a user's __str__ may do anything
+        return "(its text cannot be read)"

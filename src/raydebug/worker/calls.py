@@ -9,30 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any
 
 from raydebug.protocol.records import OpenCall
+from raydebug.worker.frame_locals import Seen
 from raydebug.worker.frames import MAX_NAME, is_users
-
-
-class _Seen:
-    """Stands in for the trace function of a frame that has none. Where something traces, it does nothing."""
-
-    __slots__ = ("at_s",)
-
-    def __init__(self) -> None:
-        self.at_s = time.monotonic()
-
-    def __call__(self, *_event: Any) -> _Seen:
-        return self
 
 
 def age_s(frame: FrameType) -> float | None:
     """Return the seconds since this was first asked of a call, 0 the first time; None if a debugger traces it."""
     if frame.f_trace is None:
-        frame.f_trace = _Seen()
+        frame.f_trace = Seen()
     mark = frame.f_trace
-    return round(time.monotonic() - mark.at_s, 3) if isinstance(mark, _Seen) else None
+    return round(time.monotonic() - mark.at_s, 3) if isinstance(mark, Seen) else None
 
 
 def open_call(thread: str, frames: Sequence[FrameType]) -> OpenCall | None:

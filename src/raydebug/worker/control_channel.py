@@ -59,6 +59,8 @@ _Answer = Callable[..., None]
 _opened_by: int | None = None
 _channel: _ControlChannel | None = None
 _seq = itertools.count(1)
+_unreported: set[str] = set()
+"""Ids of set breakpoints whose report did not get its turn: the thread of the channel sends them when it has."""
 forked_at = ""
 """Where the user's program made this process a fork of another one."""
 
@@ -73,7 +75,8 @@ def open_channel() -> None:
         _channel = _ControlChannel(FIRST_TIMEOUT_S)
         _channel.take_message()
         _channel.socket.settimeout(None)
-    _start()
+    with contextlib.suppress(Exception):  # no memory or limit for another thread
+        _start()
 
 
 def _start(after_s: float = 0.0) -> None:
@@ -84,10 +87,21 @@ def _start(after_s: float = 0.0) -> None:
 
 
 def report_set(break_ids: list[str]) -> None:
-    """Report that a file with these breakpoints has just been loaded."""
+    """Report that a file with these breakpoints has just been loaded; its thread does not wait for the gateway."""
     with contextlib.suppress(Exception):
+        if _channel is None:
+            return
+        with worker.fork_guard:
+            from raydebug.worker import last_words
+        over = _channel.socket, _channel.sending
         for break_id in break_ids:
-            _report({"id": break_id, "state": messages.SET, "message": ""})
+            _unreported.add(break_id)
+            if last_words.say(functools.partial(_set_report, break_id), messages.BREAK, over):
+                _unreported.discard(break_id)
+
+
+def _set_report(break_id: str) -> BreakpointReport:
+    return {"id": break_id, "state": messages.SET, "message": ""}
 
 
 def describe(_body: Nothing) -> WorkRecord:
@@ -122,7 +136,7 @@ def _report(report: BreakpointReport) -> None:
 
 
 def _cause_of(error: Exception) -> str:
-    return scrubbed(f"{type(error).__name__}: {error}"[: 4 * MAX_CAUSE])[:MAX_CAUSE]
+    return scrubbed(f"{type(error).__name__}: {worker.text_of(error)}"[: 4 * MAX_CAUSE])[:MAX_CAUSE]
 
 
 def _is_about_to_exec() -> bool:
@@ -193,6 +207,9 @@ class _ControlChannel:
         Raises:
             OSError: the connection has ended.
         """
+        for break_id in sorted(_unreported):
+            _unreported.discard(break_id)
+            self.send(wire.event(next(_seq), messages.BREAK, dict(_set_report(break_id))))
         while not self._messages:
             data = self.socket.recv(65536)
             if not data:

@@ -35,10 +35,12 @@ def note_crash(error: BaseException | None) -> None:
 
     An exit, an interrupt, and an error that another task raised are no crashes.
     """
-    if not worker.snapshots_are_on() or error is None or not _is_crash(error):
+    if not worker.snapshots_are_on() or error is None:
         return
     began = time.monotonic()
     try:
+        if not _is_crash(error):
+            return
         with worker.fork_guard:
             from raydebug.worker import snapshot  # not at the start of every process
         frames = snapshot.frames_of(error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -32,12 +33,25 @@ if sys.version_info < (3, 13):
         pass
 
 
+class Seen:
+    """Stands in for the trace function of a frame that has none (calls.py). Where something traces, it does nothing."""
+
+    __slots__ = ("at_s",)
+
+    def __init__(self) -> None:
+        self.at_s = time.monotonic()
+
+    def __call__(self, *_event: Any) -> Seen:
+        return self
+
+
 def locals_of(frame: FrameType) -> Any:
     """Return the local variables of a frame, of any thread; those of a module or a class are its namespace itself."""
     found = frame.f_locals
     code = frame.f_code
     is_copy = code.co_flags & CO_OPTIMIZED and type(found) is dict  # exec() of a function's code has any mapping
-    if _write_back is None or not is_copy or frame.f_trace is not None:
+    is_traced = frame.f_trace is not None and type(frame.f_trace) is not Seen
+    if _write_back is None or not is_copy or is_traced:
         return found
     # What else is in the dict was put there by exec() or a debugger, and is nowhere else.
     names = (*code.co_varnames, *code.co_cellvars, *code.co_freevars)

@@ -69,19 +69,25 @@ def watch_threads(module: ModuleType) -> None:
 
 
 def note_uncaught(error: BaseException, trace: TracebackType | None) -> None:
-    """Send a snapshot of an error that ends a thread or the program, and pause."""
+    """Send a snapshot of an error that ends a thread or the program, and pause. Raises nothing of ours."""
     _note_crash(error)
-    if worker.post_mortem_is_on():
-        with worker.fork_guard:
-            from raydebug.worker import pause
-        pause.pause_on_error(type(error), error, trace)
+    try:
+        if worker.post_mortem_is_on():
+            with worker.fork_guard:
+                from raydebug.worker import pause
+            pause.pause_on_error(type(error), error, trace)
+    except Exception as failure:  # noqa: BLE001 - it must not replace the job's own error
+        worker.log(f"no pause at this error: {type(failure).__name__}: {failure}")
 
 
 def _note_crash(error: BaseException | None) -> None:
-    if worker.snapshots_are_on() and error is not None:
-        with worker.fork_guard:
-            from raydebug.worker import crashes
-        crashes.note_crash(error)
+    try:
+        if worker.snapshots_are_on() and error is not None:
+            with worker.fork_guard:
+                from raydebug.worker import crashes
+            crashes.note_crash(error)
+    except Exception as failure:  # noqa: BLE001 - as above: our import may find no free file descriptor
+        worker.log(f"no snapshot of this crash: {type(failure).__name__}: {failure}")
 
 
 def _hook_children(module: ModuleType) -> None:

@@ -23,13 +23,15 @@ from raydebug import worker
 from raydebug.protocol import messages, node_facts, wire
 
 if TYPE_CHECKING:
-    from raydebug.protocol.death import Kill, LastWords
+    from raydebug.protocol.death import LastWords
     from raydebug.protocol.questions import NodeBody
     from raydebug.protocol.spans import SpansRecord
 
-SEND_S = 0.2  # limit of what a thread of the user waits for another one that sends
-_plain_exit, _plain_kill = os._exit, os.kill
-_connection: tuple[socket.socket, Any] | None = None  # and the lock of who sends
+# Limit of what a thread of the user waits for another one that sends, and then for a gateway that does not read.
+SEND_S = 0.2
+_plain_exit, _plain_kill, _plain_enable = os._exit, os.kill, faulthandler.enable
+_Connection = tuple[socket.socket, Any]  # and the lock of who sends
+_connection: _Connection | None = None
 _has_faults = False
 
 
@@ -39,12 +41,13 @@ def install(connection: socket.socket, sending: Any) -> None:
     _connection = connection, sending
     if os._exit is _plain_exit:
         os._exit, os.kill = _exit, _kill
-        atexit.register(_say, _words_of_exit)
+        atexit.register(say, _words_of_exit)
         atexit.register(say_spans)  # the last one registered is called first
     is_rays = any(a.endswith(node_facts.RAY_WORKER) for a in sys.orig_argv[1:3])  # its `connect` enables faulthandler
     if not faulthandler.is_enabled() and not is_rays:
         faulthandler.enable(connection.fileno(), all_threads=False)
         _has_faults = True
+        faulthandler.enable = _enable
 
 
 def leave() -> None:
@@ -54,6 +57,16 @@ def leave() -> None:
     if _has_faults:
         _has_faults = False
         faulthandler.disable()
+    if faulthandler.enable is _enable:
+        faulthandler.enable = _plain_enable
+
+
+def _enable(*arguments: Any, **options: Any) -> None:
+    """Stand in for `faulthandler.enable` while ours is on: from its call on it is the program's, and stays."""
+    global _has_faults
+    _plain_enable(*arguments, **options)
+    _has_faults = False
+    faulthandler.enable = _plain_enable
 
 
 def describe_node(body: NodeBody) -> Mapping[str, Any]:
@@ -66,7 +79,7 @@ def _exit(status: int) -> NoReturn:
     try:
         caller = sys._getframe(1)
         say_spans()
-        _say(lambda: _words_of_os_exit(status, caller))
+        say(lambda: _words_of_os_exit(status, caller))
     finally:
         _plain_exit(status)
 
@@ -75,7 +88,7 @@ def _kill(pid: int, number: int) -> None:
     """Stand in for `os.kill`, which Popen and Process use too: say who ends whom."""
     if pid > 0 and number > 0:
         caller = sys._getframe(1)
-        _say(lambda: {"pid": pid, "signal": int(number), "place": _place(caller, caller.f_lineno)}, messages.KILLS)
+        say(lambda: {"pid": pid, "signal": int(number), "place": _place(caller, caller.f_lineno)}, messages.KILLS)
     _plain_kill(pid, number)
 
 
@@ -126,20 +139,25 @@ def say_spans() -> None:
             said.update(ring.said_spans({}))
             return said
 
-        if not _say(words, messages.LAST_SPANS):
+        if not say(words, messages.LAST_SPANS):
             ring.count_lost(said)
             return
 
 
-def _say(words: Callable[[], LastWords | Kill | SpansRecord], event: str = messages.BYE) -> bool:
-    """Send a message, and wait at most SEND_S for a gateway that does not read; return whether it was sent."""
+def say(words: Callable[[], Mapping[str, Any]], event: str = messages.BYE, over: _Connection | None = None) -> bool:
+    """Send a message; return whether it was sent.
+
+    It waits up to SEND_S for another thread that sends, then up to SEND_S for a gateway that does not read. Over which
+    connection: by default the one of `install`.
+    """
     try:
-        if _connection is None or not (sending := _connection[1]).acquire(timeout=SEND_S):
+        used = over or _connection
+        if used is None or not used[1].acquire(timeout=SEND_S):
             return False
         try:
-            _send(_connection[0], wire.encode(wire.event(0, event, dict(words()))))
+            _send(used[0], wire.encode(wire.event(0, event, dict(words()))))
         finally:
-            sending.release()
+            used[1].release()
     except Exception as error:  # noqa: BLE001 - the process goes on, or ends, as it wanted to
         worker.log(f"a message to the gateway is lost: {type(error).__name__}")
         return False
@@ -152,7 +170,9 @@ def _send(connection: socket.socket, data: bytes) -> None:
         try:
             rest = rest[connection.send(rest, socket.MSG_DONTWAIT) :]
         except BlockingIOError:
-            if not select.select([], [connection], [], max(0.0, deadline - time.monotonic()))[1]:
+            writable = select.poll()  # select.select takes no descriptor above 1023
+            writable.register(connection, select.POLLOUT)
+            if not writable.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 leave()  # of a message that is cut, no other one may follow
                 connection.shutdown(socket.SHUT_RDWR)  # its thread connects again
                 raise

@@ -32,7 +32,9 @@ def read_open_files() -> tuple[list[int], list[int]]:
 
 def _listening_port(number: int) -> int | None:
     """Return the port of a listening socket; None of any other."""
-    own = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=number)
+    # Without SOCK_NONBLOCK this call itself makes the program's descriptor non-blocking, where the program has set a
+    # default timeout (CPython 3.11 to 3.13 Modules/socketmodule.c, `init_sockobject`).
+    own = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK, 0, fileno=number)
     try:
         address = own.getsockname() if own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else None
     finally:

@@ -9,6 +9,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
+from raydebug import worker
 from raydebug.protocol import variables
 from raydebug.protocol.secrets import scrubbed, without_secret_arguments
 from raydebug.worker import torch_hooks
@@ -245,11 +246,7 @@ def _get(context: Any, fact: str) -> Any:
 
 
 def _describe_error(error: BaseException) -> str:
-    name = type(error).__name__
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - a user's __str__ may do anything
-        text = "(its text cannot be read)"
+    name, text = type(error).__name__, worker.text_of(error)
     return _short(scrubbed(f"{name}: {text[:4000]}") if text else name, 2000)
 
 

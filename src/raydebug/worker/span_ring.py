@@ -26,14 +26,14 @@ MOST_CHARS = 200  # of a name or an id
 
 _ring: deque[SpanRecord] = deque(maxlen=MOST)  # their texts are as they were given
 _made = _said = 0
-_saying = threading.Lock()
+_saying = threading.RLock()  # a signal handler in the thread that has it may end the process, and say its spans
 
 
 def _forget() -> None:
     global _made, _said, _saying
     _ring.clear()
     _made = _said = 0
-    _saying = threading.Lock()
+    _saying = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forget)  # they are the parent's

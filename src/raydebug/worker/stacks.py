@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, TypeVar
 
 from raydebug.protocol.node_facts import cpu_seconds, io_bytes
@@ -42,7 +42,7 @@ def collect() -> StacksRecord:
     seen: list[tuple[threading.Thread | None, int, list[FrameType]]] = []
     for ident, frame in sorted(sys._current_frames().items(), key=lambda one: one[0] != active):
         thread = threads.get(ident)
-        if ident == threading.get_ident() or getattr(thread, "is_pydev_daemon_thread", False):
+        if ident == threading.get_ident() or (thread is not None and _is_debuggers(thread)):
             continue
         seen.append((thread, ident, callers(frame)))
     found: list[ThreadStack] = []
@@ -79,6 +79,11 @@ def collect() -> StacksRecord:
     record["children_cpu_s"] = round(ended.children_user + ended.children_system, 2)
     record["io_bytes"] = io_bytes()
     return record
+
+
+def _is_debuggers(thread: threading.Thread) -> bool:
+    # Not by getattr: a class of the user's may have a __getattr__.
+    return bool(object.__getattribute__(thread, "__dict__").get("is_pydev_daemon_thread", False))
 
 
 _sent: deque[dict[str, list[StackFrame]]] = deque(maxlen=4)  # by digest; several clients may ask at one time
@@ -168,10 +173,15 @@ def _awaiting(coroutine: Any) -> Iterator[FrameType]:
     for _ in range(MAX_AWAITED):
         if type(coroutine).__name__ in WRAPPERS:
             coroutine = gc.get_referents(coroutine)[0]
-        prefix = next((one for one in ("cr", "gi", "ag") if hasattr(coroutine, f"{one}_frame")), None)
+        prefix = next((one for one in ("cr", "gi", "ag") if _is_native(type(coroutine), f"{one}_frame")), None)
         if prefix is None:
             return
         frame = getattr(coroutine, f"{prefix}_frame")
         if frame is not None:
             yield frame
         coroutine = getattr(coroutine, f"{prefix}_yieldfrom" if prefix == "gi" else f"{prefix}_await", None)
+
+
+def _is_native(kind: type, attribute: str) -> bool:
+    """Return whether an attribute is one of C code, of Python's own coroutines or Cython's; others are the user's."""
+    return type(vars(kind).get(attribute)) in (GetSetDescriptorType, MemberDescriptorType)

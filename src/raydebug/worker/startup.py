@@ -141,7 +141,11 @@ def _apply_profile() -> None:
 
     from raydebug.trainers.registry import recognise
 
-    if recognise(arguments, folder=Path.cwd(), search=["", *sys.path]) is None:
+    try:
+        folder = Path.cwd()
+    except OSError:  # it was removed: no relative name leads anywhere
+        folder = Path("/")
+    if recognise(arguments, folder=folder, search=["", *sys.path]) is None:
         return
     from raydebug.profile.apply_profile import apply_in_driver
 
@@ -168,6 +172,12 @@ def _end_driver(failure: Exception) -> None:
             "cause: this is a fault of raydebug's own, while it applied the profile\n"
             "fix: run without --profile, and report this"
         )
+        if os.readlink("/proc/self/cwd").endswith(" (deleted)"):
+            lines = (
+                "error: the profile cannot be applied to this program\n"
+                "cause: the folder in which it was started does not exist any more\n"
+                "fix: start it in a folder that exists, or run without --profile"
+            )
     sys.stderr.write(f"{lines}\n")
     sys.stderr.flush()
     os._exit(EXIT_USAGE)

@@ -36,6 +36,7 @@ class ThreadCallback:
         self.ident = ident
         self._callback = callback
         self._done = False
+        self._traces_others = False
         self._tracer = self._trace  # one object: a bound method is another one at each access
 
     def schedule(self) -> None:
@@ -45,7 +46,7 @@ class ThreadCallback:
             Untraceable: that thread cannot be traced.
         """
         if self.ident != threading.main_thread().ident:
-            _trace_thread(self.ident, self._tracer)
+            self._traces_others = _trace_thread(self.ident, self._tracer) or self._traces_others
         else:
             _in_main_thread(self._trace_here)
 
@@ -57,7 +58,11 @@ class ThreadCallback:
     def cancel(self) -> None:
         """Disarm the callback; one that runs already is not interrupted."""
         self._done = True
-        _end_tracing_of_all()
+        self._end_tracing_of_others()
+
+    def _end_tracing_of_others(self) -> None:
+        if self._traces_others:  # else the tracers of all threads are the program's own
+            _end_tracing_of_all()
 
     def _trace_here(self, frame: FrameType | None) -> None:
         if not self._done and not frames.is_ours(frame):  # paused or about to be: describe() retries later
@@ -78,7 +83,7 @@ class ThreadCallback:
         self._done = True
         _unmark(frame, self._tracer)
         python_settrace()(None)
-        _end_tracing_of_all()
+        self._end_tracing_of_others()
         self._callback(frame)
         return None
 
@@ -115,22 +120,24 @@ _add_pending_call.argtypes = [_PendingCall, ctypes.c_void_p]
 _add_pending_call.restype = ctypes.c_int
 
 
-def _trace_thread(ident: int, tracer: Any) -> None:
+def _trace_thread(ident: int, tracer: Any) -> bool:
+    """Trace a thread; return whether it is traced now."""
     frame = sys._current_frames().get(ident)
     if frame is None or frames.is_ours(frame):  # it has ended, or it pauses: describe() retries later
-        return
+        return False
     if sys.version_info >= (3, 12):
         _mark(frame, tracer)
         hook = threading.gettrace()
         threading.settrace_all_threads(tracer)  # the others' tracer removes itself at their next line
         threading.settrace(hook)  # type: ignore[arg-type]
-        return
+        return True
     pydevd_session.import_pydevd()
     import pydevd_tracing
 
     if pydevd_tracing.set_trace_to_threads(tracer, thread_idents=[ident], create_dummy_thread=False) != 0:
         raise Untraceable("debugpy cannot trace a running thread here (Python 3.11 on a processor other than x86_64)")
     _mark(sys._current_frames().get(ident), tracer)
+    return True
 
 
 def _end_tracing_of_all() -> None:

@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 from collections import deque
+from itertools import chain, islice
 from types import FrameType
 from typing import Any, Literal
 
@@ -166,7 +167,7 @@ def _copied_from(future: Any) -> Any:
 
 
 def _some(futures: Any) -> list[Any]:
-    return list(futures)[:MAX_FUTURES] if type(futures) in PLAIN else []
+    return list(islice(futures, MAX_FUTURES)) if type(futures) in PLAIN else []
 
 
 def _add(stack: ThreadStack, ids: list[str]) -> None:
@@ -186,9 +187,9 @@ def _add_objects(stack: ThreadStack, field: Literal["objects", "polls"], given: 
         if type(value) is kind:
             known.append(value.hex())
         elif type(value) is dict:
-            values.extend([*value, *value.values()][:MAX_ITEMS])
+            values.extend(list(islice(chain(value, value.values()), MAX_ITEMS)))
         elif type(value) in PLAIN:
-            values.extend([one for one in list(value)[:MAX_ITEMS] if type(one) is kind or type(one) is tuple])
+            values.extend([one for one in list(islice(value, MAX_ITEMS)) if type(one) is kind or type(one) is tuple])
     if not known:
         del stack[field]
 

@@ -81,7 +81,7 @@ class Site:
 
     def failed(self, error: BaseException | None) -> None:
         """Log once that the breakpoint's own expression failed; the job is not affected."""
-        self._log_once(f"{type(error).__name__}: {error}; it does not stop there (said once)")
+        self._log_once(f"{type(error).__name__}: {worker.text_of(error)}; it does not stop there (said once)")
 
     def _log_once(self, text: str) -> None:
         if text not in self._logged:
