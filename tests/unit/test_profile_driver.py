@@ -156,7 +156,7 @@ def test_a_removed_folder_ends_the_job(tmp_path: Path) -> None:
     """In a folder that was removed no profile can be applied: the whole training does not start."""
     make_fork(tmp_path, version="0.9.1")
     away = "mkdir gone && cd gone && rmdir ../gone && exec python -m verl.trainer.main_ppo trainer.nnodes=1"
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     done = drive("sh", "-c", away, folder=tmp_path, PYTHONPATH=path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "cause: the folder in which it was started does not exist any more" in done.stderr
