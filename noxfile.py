@@ -413,8 +413,8 @@ def use(session: nox.Session, flavour: str, *, named: str = "", python: str = ""
             if flavour == "cpu" and stamp(folder, "bytecode") != wanted["locks"]:  # verl needs raydebug's platform
                 load = f"import {', '.join(TRAINING_MODULES)}"
                 # Without token mode: the program imports and starts no Ray, so that it needs no token of the user's.
-                no_cluster = {"VERL_PLATFORM": "cpu", "RAY_AUTH_MODE": "disabled"}
-                session.run_install(str(folder / "bin/python"), "-c", load, env=no_cluster, silent=True)
+                imports_only = {"VERL_PLATFORM": "cpu", "RAY_AUTH_MODE": "disabled"}
+                session.run_install(str(folder / "bin/python"), "-c", load, env=imports_only, silent=True)
                 stamp(folder, "bytecode", wanted["locks"])
         fcntl.flock(guard, fcntl.LOCK_SH)
 

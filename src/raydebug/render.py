@@ -227,8 +227,8 @@ def _strict(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
-        return {key: _strict(one) for key, one in value.items()}
-    return [_strict(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {key: _strict(item) for key, item in value.items()}
+    return [_strict(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def say(text: str) -> None:

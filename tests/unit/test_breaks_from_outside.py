@@ -377,8 +377,8 @@ def channel(monkeypatch):
     monkeypatch.setattr(control_channel, "_channel", made)
     far.settimeout(10)
     yield made, far
-    for one in (made.socket, far):
-        one.close()
+    for end in (made.socket, far):
+        end.close()
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
     control_channel._unreported.clear()
 

@@ -193,7 +193,7 @@ def test_addresses_that_name_nobody(start: Callable[..., list[PausedProgram]], g
 
 
 async def test_label_of_one_that_is_not_attached(capsys: pytest.CaptureFixture[str]) -> None:
-    """A pause that cannot be attached beside others is told in a line whose label is in colour."""
+    """When one of several pauses cannot be attached, the line that says so has its label in colour."""
     failure = RaydebugError("refused", cause="gone\x1b[2J", fix="look", code="x")
 
     class Refusing:

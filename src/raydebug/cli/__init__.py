@@ -11,8 +11,6 @@ from raydebug import render
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol.variables import RENAMED
 
-TAKE_COMMAND = frozenset(f"raydebug {verb}" for verb in ("run", "try", "check", "prefetch", "profile show"))
-
 
 def main() -> None:
     """Run `raydebug` and exit; every failure that a user can act on becomes three lines."""
@@ -94,7 +92,8 @@ def _code_of(error: Exception, *, debug: bool, as_json: bool) -> int:
         context = getattr(error, "ctx", None)
         line = context.command_path if context is not None else "raydebug"
         fix = f"see `{line} --help`"
-        if line in TAKE_COMMAND and "--" not in sys.argv:  # click has read the user's command as ours
+        takes_command = context is not None and "COMMAND" in context.get_usage()
+        if takes_command and "--" not in sys.argv:  # click has read the user's command as ours
             fix = f"put the command after `--`: `{line} -- python ...`; {fix}"
         usage = UsageError(
             say().rstrip("."),

@@ -199,7 +199,7 @@ def _show_prefetched(document: dict[str, Any]) -> None:
     elif read:
         rate = f", {read / seconds / 1e6:.0f} MB/s" if seconds > 0.01 else ""
         render.out(f"read {_size(read)} in {seconds:.1f} s{rate}: the start saves as much")
-    elif any(one["there_bytes"] < one["size_bytes"] for one in document["files"]):
+    elif any(file["there_bytes"] < file["size_bytes"] for file in document["files"]):
         render.out("nothing was read: no room in half of the free memory")
     else:
         render.out("all of it was in memory already")

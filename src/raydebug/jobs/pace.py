@@ -18,16 +18,23 @@ class Pace:
     """The waits between looks at one run: a hundredth of its age, within bounds.
 
     Args:
-        cluster: where each look may be a command of its own, the waits are longer.
+        cluster: where each look may be a command of its own, a login or a step of Slurm, the waits are longer.
         least_s: seconds of the first waits.
         most_s: seconds of the longest ones.
         age_divisor: another part of its age.
+        can_wait: nobody waits for what is looked at: it takes a tenth of such commands.
     """
 
     def __init__(
-        self, cluster: Cluster, least_s: float, most_s: float = MOST_S, *, age_divisor: int = AGE_DIVISOR
+        self,
+        cluster: Cluster,
+        least_s: float,
+        most_s: float = MOST_S,
+        *,
+        age_divisor: int = AGE_DIVISOR,
+        can_wait: bool = False,
     ) -> None:
-        self._least_s = max(least_s, cluster.least_poll_s)
+        self._least_s = max(least_s, (10 if can_wait else 1) * cluster.least_poll_s)
         self._most_s = max(most_s, self._least_s, 2 * cluster.least_poll_s)
         self._age_divisor = age_divisor
         self._began = time.monotonic()

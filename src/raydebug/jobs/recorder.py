@@ -22,7 +22,7 @@ from raydebug.jobs.memory_samples import SAMPLE_AT_MOST_S, SAMPLE_EVERY_S, Memor
 from raydebug.jobs.pace import Pace
 from raydebug.jobs.phases import Phases
 from raydebug.jobs.run_folder import LOG, RUN, RunFolder, remove_oldest
-from raydebug.jobs.span_log import FAR_LOOKS, SpanLog
+from raydebug.jobs.span_log import SpanLog
 from raydebug.jobs.submit import folder_of
 from raydebug.protocol import variables
 from raydebug.protocol.listings import ListedPause
@@ -86,8 +86,8 @@ class Recorder:
         self.has_ended = False
         self._writing = threading.Lock()
         self._folder: RunFolder | None = None
-        self._is_unwritten = False
-        with self._keeping():  # a full disk must not keep the job from running
+        self._has_gaps = False
+        with self._allowing_gaps():  # a full disk must not keep the job from running
             self._folder = RunFolder(self._id).claimed()
             remove_oldest(RUN)
         self.spans = SpanLog(cluster, self._id, None if self._variables.get(variables.SPANS) == "0" else self.folder)
@@ -200,10 +200,7 @@ class Recorder:
 
     async def watch_memory(self, dashboard: Dashboard) -> None:
         """Sample memory until cancelled, and write the record every WRITE_EVERY_S."""
-        written, pace = (
-            time.monotonic(),
-            Pace(self._cluster, max(SAMPLE_EVERY_S, FAR_LOOKS * self._cluster.least_poll_s), SAMPLE_AT_MOST_S),
-        )
+        written, pace = time.monotonic(), Pace(self._cluster, SAMPLE_EVERY_S, SAMPLE_AT_MOST_S, can_wait=True)
         while True:
             with contextlib.suppress(RaydebugError, KeyError, TypeError):
                 await asyncio.to_thread(self._sample, dashboard)
@@ -255,18 +252,18 @@ class Recorder:
 
     def _keep_log(self, text: str) -> None:
         if self._folder is not None:
-            with self._keeping():
+            with self._allowing_gaps():
                 self._folder.add_log(text)
 
     @contextlib.contextmanager
-    def _keeping(self) -> Iterator[None]:
+    def _allowing_gaps(self) -> Iterator[None]:
         """Say once that a part of the record cannot be written; the next one may be: a disk is full for a while."""
         try:
             yield
         except OSError as error:
-            if not self._is_unwritten:
+            if not self._has_gaps:
                 render.say(f"note: the record of this run is not whole: {error}")
-            self._is_unwritten = True
+            self._has_gaps = True
 
     def _encoded_steps(self) -> str:
         """Return the steps as JSON; each is encoded once, as it does not change."""
@@ -304,10 +301,11 @@ class Recorder:
             "pauses": list(self._pauses.values()),
             "findings": self._findings,
             "snapshots": list(self.snapshots.values()),
-            "deaths": [one.as_json() for one in [*self.deaths.certificates.values()]],  # another thread adds to them
+            # A copy of the values: another thread adds certificates.
+            "deaths": [certificate.as_json() for certificate in list(self.deaths.certificates.values())],
             "log": LOG,
         }
-        with self._keeping():
+        with self._allowing_gaps():
             self._folder.write(document, steps=self._encoded_steps())
 
 

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 VERSION = 1
 ASK_EVERY_S, ASK_AT_MOST_S, ANSWER_S = 2.0, 5.0, 2.0
-FAR_LOOKS = 10  # where each look is a command, one of so many is for spans: a process keeps 20,000
 ASK_SHARE = 5  # thousands of processes keep the gateway busy for long: at most a sixth of the time
 CLOCK_EVERY_S, ROUND_TRIPS = 60.0, 5
 # Ray takes half a millisecond of a processor for each task (ray 2.60.0, measured): 5 s for a table of 10,000.
@@ -75,7 +74,7 @@ class SpanLog:
 
     async def watch(self, dashboard: Dashboard) -> None:
         """Record until cancelled."""
-        pace = Pace(self._cluster, max(ASK_EVERY_S, FAR_LOOKS * self._cluster.least_poll_s), ASK_AT_MOST_S)
+        pace = Pace(self._cluster, ASK_EVERY_S, ASK_AT_MOST_S, can_wait=True)
         while True:
             began = time.monotonic()
             await asyncio.to_thread(self.take)

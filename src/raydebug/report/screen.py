@@ -133,8 +133,8 @@ def draw(picture: Mapping[str, Any], lines: int = LINES, columns: int = COLUMNS)
         age = duration(picture["age_s"], whole=True)
         parts.append(_text(f"this is {age} old: no `raydebug run` follows the job any more", "yellow"))
     parts += [_text(f"now: {picture['now']}", "cyan")] if picture["now"] else []
-    for one in picture["stops"][:MOST_FINDINGS]:
-        parts += _wrapped(_text(one, "bold yellow"), columns)
+    for reason in picture["stops"][:MOST_FINDINGS]:
+        parts += _wrapped(_text(reason, "bold yellow"), columns)
     parts += [_text(picture["slow_rank"], "yellow")] if picture["slow_rank"] else []
     for one in picture["findings"]:
         severity = one.get("severity", "")

@@ -173,7 +173,7 @@ def _awaiting(coroutine: Any) -> Iterator[FrameType]:
     for _ in range(MAX_AWAITED):
         if type(coroutine).__name__ in WRAPPERS:
             coroutine = gc.get_referents(coroutine)[0]
-        prefix = next((one for one in ("cr", "gi", "ag") if _is_native(type(coroutine), f"{one}_frame")), None)
+        prefix = next((kind for kind in ("cr", "gi", "ag") if _is_native(type(coroutine), f"{kind}_frame")), None)
         if prefix is None:
             return
         frame = getattr(coroutine, f"{prefix}_frame")

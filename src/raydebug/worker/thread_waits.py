@@ -189,7 +189,8 @@ def _add_objects(stack: ThreadStack, field: Literal["objects", "polls"], given: 
         elif type(value) is dict:
             values.extend(list(islice(chain(value, value.values()), MAX_ITEMS)))
         elif type(value) in PLAIN:
-            values.extend([one for one in list(islice(value, MAX_ITEMS)) if type(one) is kind or type(one) is tuple])
+            items = list(islice(value, MAX_ITEMS))  # one call of C: no other thread changes the container meanwhile
+            values.extend([item for item in items if type(item) is kind or type(item) is tuple])
     if not known:
         del stack[field]
 
