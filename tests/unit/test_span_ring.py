@@ -412,20 +412,41 @@ def test_a_recorder_that_was_killed(gateway: GatewayUnderTest, tmp_path: Path) -
 def test_a_full_disk(
     gateway: GatewayUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A full disk ends the record of spans, which is said once, and not the run."""
+    """A full disk is said once, and ends neither the run nor the record: what could not be written comes later."""
     made, folder = Made(gateway), tmp_path / "run"
     log = recorder(gateway, folder)
 
     def full(*_: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    @contextlib.contextmanager
+    def full_after_some_bytes(path: Path) -> Iterator[Any]:
+        with open_private(path) as file:
+            yield SimpleNamespace(write=lambda data: (file.write(data[:9]), file.flush(), full()))
+
+    open_private = span_log.open_private
     monkeypatch.setattr(span_log, "open_private", full)
+    made.make(3)
+    log.take()
+    log.take()
+    assert names(folder) == []
+    monkeypatch.setattr(span_log, "open_private", full_after_some_bytes)
+    log.take()
+    monkeypatch.setattr(span_log, "open_private", open_private)
+    log.take()
+    log.take()
+    assert capsys.readouterr().err == (
+        "note: spans and tasks cannot be written now: [Errno 28] No space left on device\n"
+    )
+    assert len(names(folder)) == 3
+    monkeypatch.setattr(span_log, "open_private", full)
+    monkeypatch.setattr(span_log, "MOST_UNWRITTEN", 10)
     made.make(3)
     log.take()
     log.take()
     made.end()
     assert capsys.readouterr().err == "spans are recorded no further: [Errno 28] No space left on device\n"
-    assert names(folder) == []
+    assert len(names(folder)) == 3
 
 
 @pytest.mark.timeout(120)

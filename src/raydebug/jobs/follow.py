@@ -232,7 +232,7 @@ def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder, explain
     for finding in recorder.numbers.values():  # its first lines may be hours above
         render.say(render.visible(f"{finding.severity} [{finding.code}]: {finding.what}; {finding.why}", keep=""))
     recorder.read_changes(Dashboard(cluster))
-    recorder.take_snapshots()
+    recorder.take_snapshots(last=True)
     recorder.spans.end(Dashboard(cluster))
     if outcome.exit_code != 0:
         _say_deaths(recorder, recorder.deaths.take(Dashboard(cluster), last=True))

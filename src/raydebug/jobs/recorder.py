@@ -183,9 +183,12 @@ class Recorder:
             if entry["end_s"] is None and pause_id not in listed:
                 entry["end_s"] = round(now_s, 3)
 
-    def take_snapshots(self) -> None:
-        """Write the snapshots of new crashes into the folder (`raydebug snapshot` writes its own); say once why not."""
-        if self._folder is None or not self._keeps_snapshots:
+    def take_snapshots(self, *, last: bool = False) -> None:
+        """Write the snapshots of new crashes into the folder (`raydebug snapshot` writes its own); say once why not.
+
+        Each is fetched whole before it is written: after a failure, a full disk, only the last call tries again.
+        """
+        if self._folder is None or not (self._keeps_snapshots or last):
             return
         try:
             for one in fetch_snapshots(self._cluster, self._id):
@@ -195,8 +198,9 @@ class Recorder:
         except RaydebugError:
             pass  # a gateway that is gone, or of an earlier version
         except OSError as error:
+            if self._keeps_snapshots:
+                render.say(f"snapshots of crashes are not kept: {error}")
             self._keeps_snapshots = False
-            render.say(f"snapshots of crashes are not kept: {error}")
 
     async def watch_memory(self, dashboard: Dashboard) -> None:
         """Sample memory until cancelled, and write the record every WRITE_EVERY_S."""

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -40,7 +41,7 @@ CLOCK_EVERY_S, ROUND_TRIPS = 60.0, 5
 # Ray takes half a millisecond of a processor for each task (ray 2.60.0, measured): 5 s for a table of 10,000.
 TASKS_EVERY_S, TASKS_SHARE = 60.0, 400
 MOST_ROUNDS = 30  # of questions in a turn: a process may have made 20,000 spans
-MOST_BYTES = 200 * 2**20  # of spans.jsonl
+MOST_BYTES, MOST_UNWRITTEN = 200 * 2**20, 16 * 2**20  # of spans.jsonl; of what waits while a disk is full
 # Of Ray's rows; `runtime_env_info` has all environment variables of the job.
 COLUMNS = ("task_id", "attempt_number", "name", "state", "job_id", "actor_id", "type", "func_or_class_name", "node_id",
            "worker_id", "worker_pid", "creation_time_ms", "start_time_ms", "end_time_ms")  # fmt: skip
@@ -65,7 +66,8 @@ class SpanLog:
         self._wall_ns: int | None = None  # what the clock of this machine was ahead of the gateway's CLOCK_MONOTONIC
         self._tasks_due = time.monotonic() + TASKS_EVERY_S / 4
         self._size = 0
-        self._is_full = False
+        self._unwritten = b""
+        self._has_failed = self._is_full = False
         if folder is not None:
             with contextlib.suppress(OSError):
                 self._size = (folder / SPANS).stat().st_size
@@ -160,29 +162,37 @@ class SpanLog:
         try:
             keep_tasks(dashboard, self._job, self._folder)
         except OSError as error:
-            self._give_up(error)
+            self._say_failure(error)
         took_s = time.monotonic() - began
         self._tasks_due = began + max(TASKS_EVERY_S, TASKS_SHARE * took_s)
 
     def _write(self, text: str) -> None:
-        if self._folder is None or self._is_full or not text:
+        if self._folder is None or self._is_full or not (text or self._unwritten):
             return
-        data = text.encode()
-        if self._size + len(data) > MOST_BYTES:
+        self._unwritten += text.encode()
+        if self._size + len(self._unwritten) > MOST_BYTES:
             self._is_full = True  # Ray's tasks go on
             most = f"{MOST_BYTES >> 20} MiB"
-            data = (json.dumps({"ended": most}) + "\n").encode()
+            self._unwritten = (json.dumps({"ended": most}) + "\n").encode()
             render.say(f"spans are recorded no further: {SPANS} has {most}")
         try:
             with open_private(self._folder / SPANS) as file:
-                file.write(data)
-            self._size += len(data)
-        except OSError as error:
-            self._give_up(error)
+                file.write(self._unwritten)
+        except OSError as error:  # a disk that is full for a while: it is written later
+            with contextlib.suppress(OSError):
+                os.truncate(self._folder / SPANS, self._size)  # a part may have been written
+            self._say_failure(error)
+            if len(self._unwritten) > MOST_UNWRITTEN:
+                self._folder = None
+                render.say(f"spans are recorded no further: {error}")
+        else:
+            self._size += len(self._unwritten)
+            self._unwritten = b""
 
-    def _give_up(self, why: object) -> None:
-        self._folder = None
-        render.say(f"spans are recorded no further: {why}")
+    def _say_failure(self, error: OSError) -> None:
+        if not self._has_failed:
+            render.say(f"note: spans and tasks cannot be written now: {error}")
+        self._has_failed = True
 
 
 def keep_tasks(dashboard: Dashboard, job: str, folder: Path) -> None:
