@@ -12,6 +12,7 @@ from typing import Any
 
 from raydebug.cluster.compose.preflight import CUDA_DRIVERS, NO_COMPAT
 from raydebug.cluster.compose.sizing import threads_of
+from raydebug.cluster.environment import visible_indexes
 from raydebug.findings import Finding, error, note, warning
 from raydebug.settings.flavours import install
 
@@ -44,18 +45,10 @@ NOT_FOR_NCCL = ("lo", "docker", "br-", "veth")  # beginnings of interfaces' name
 def visible(gpus: Sequence[Mapping[str, Any]], said: str | None) -> Sequence[Mapping[str, Any]]:
     """Return the GPUs that a value of CUDA_VISIBLE_DEVICES leaves visible; None hides none.
 
-    Source: CUDA C++ Programming Guide, "CUDA Environment Variables": CUDA ignores an invalid entry and all after it.
+    With a part of a GPU (`MIG-`) it is not known which ones: none is hidden then.
     """
-    if said is None or "MIG-" in said:  # nvidia-smi lists whole GPUs: of which one a part is, is not known
-        return gpus
-    found: list[Mapping[str, Any]] = []
-    for word in map(str.strip, said.split(",")):
-        beginning = word if word.startswith("GPU-") else "?"
-        named = (it for it in gpus if it["index"] == word or it.get("uuid", "").startswith(beginning))
-        if (gpu := next(named, None)) is None:
-            break
-        found.append(gpu)
-    return found
+    indexes = visible_indexes([gpu.get("uuid", "") for gpu in gpus], said)
+    return gpus if None in indexes else [gpus[index] for index in indexes if index is not None]
 
 
 def judge_limits(facts: Mapping[str, Any]) -> Iterator[Finding]:

@@ -45,21 +45,30 @@ def cpus_for(gpus: int) -> int:
 
 
 def visible(gpus: Sequence[Gpu], said: str | None) -> int:
-    """Return how many GPUs a value of CUDA_VISIBLE_DEVICES leaves visible; None hides none. Pure.
+    """Return how many GPUs a value of CUDA_VISIBLE_DEVICES leaves visible; None hides none. Pure."""
+    return len(visible_indexes([gpu.uuid for gpu in gpus], said))
+
+
+def visible_indexes(uuids: Sequence[str], said: str | None) -> list[int | None]:
+    """Return the indexes of the GPUs that a value of CUDA_VISIBLE_DEVICES leaves visible; None hides none. Pure.
+
+    A part of a GPU (`MIG-`) has None for its index: of which GPU it is, is not known here.
 
     Source: CUDA C++ Programming Guide, "CUDA Environment Variables": indices or beginnings of UUIDs (`GPU-`, `MIG-`);
     CUDA ignores an invalid entry and all entries after it, so that an empty value or -1 hides every GPU.
     """
     if said is None:
-        return len(gpus)
-    found = 0
-    for entry in said.split(","):
-        word = entry.strip()
-        is_index = word.isdecimal() and int(word) < len(gpus)
-        is_uuid = word.startswith("GPU-") and any(gpu.uuid.startswith(word) for gpu in gpus)
-        if not (is_index or is_uuid or (word.startswith("MIG-") and gpus)):
+        return [*range(len(uuids))]
+    found: list[int | None] = []
+    for word in map(str.strip, said.split(",")):
+        if word.isdecimal() and int(word) < len(uuids):
+            found.append(int(word))
+        elif word.startswith("GPU-") and (named := [n for n, uuid in enumerate(uuids) if uuid.startswith(word)]):
+            found.append(named[0])
+        elif word.startswith("MIG-") and uuids:
+            found.append(None)
+        else:
             break
-        found += 1
     return found
 
 
