@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 
 from bench import heads
+from raydebug.client.gateway_client import fetch_pauses
 from raydebug.cluster.state import Cluster
 from raydebug.dap import DapSession
-from raydebug.gateway.gateway_client import fetch_pauses
 
 WAIT_S = 60.0
 POLL_S = 0.02  # how often a client of stock Ray looks whether something has paused

@@ -25,8 +25,8 @@ from typing import Any
 
 import psutil
 
+from raydebug.client.gateway_client import fetch_pauses, fetch_processes, fetch_stacks
 from raydebug.errors import RaydebugError
-from raydebug.gateway.gateway_client import fetch_pauses, fetch_processes, fetch_stacks
 from raydebug.protocol import variables
 
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))

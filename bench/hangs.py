@@ -22,10 +22,10 @@ import httpx
 import psutil
 
 from bench import heads, measuring
+from raydebug.client.gateway_client import fetch_stacks
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.state import Cluster
 from raydebug.cluster.up import choose_ports
-from raydebug.gateway.gateway_client import fetch_stacks
 from raydebug.protocol import variables
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from containers import IMAGE, docker
+from raydebug.client.gateway_client import fetch_pauses
 from raydebug.cluster.compose.project import project_of
-from raydebug.gateway.gateway_client import fetch_pauses
 from runs import raydebug, wait_for
 
 TESTS = Path(__file__).resolve().parents[1]

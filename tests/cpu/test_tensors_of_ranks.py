@@ -11,10 +11,10 @@ import pytest
 
 from gateway_under_test import GatewayUnderTest, open_gateway
 from paused_programs import PausedProgram
+from raydebug.client.gateway_client import fetch_pauses
 from raydebug.console.attach import attach_group
 from raydebug.console.selection import Selection
 from raydebug.console.session import GatewayAddress
-from raydebug.gateway.gateway_client import fetch_pauses
 
 START_LIMIT_S = 120.0
 pytestmark = pytest.mark.timeout(300)  # two processes with torch, beside whatever else runs

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from raydebug.client.gateway_client import fetch_pauses
 from raydebug.cluster.state import Cluster
-from raydebug.gateway.gateway_client import fetch_pauses
 from raydebug.jobs.run_folder import load_run
 from runs import JOBS, RAYDEBUG, Run, wait_for
 from verl_fork import make_fork

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 from raydebug import process, render
+from raydebug.client.gateway_client import fetch_pauses
 from raydebug.cluster.find import load_cluster
 from raydebug.errors import Exit, RaydebugError
-from raydebug.gateway.gateway_client import fetch_pauses
 from raydebug.jobs.phases import Phases
 from raydebug.protocol.listings import ListedPause
 

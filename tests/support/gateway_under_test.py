@@ -117,7 +117,7 @@ class GatewayUnderTest:
 
     def pauses(self, count: int = 1, *, state: str = "waiting") -> list[dict[str, Any]]:
         """Wait until this many pauses are in a state, and return them."""
-        from raydebug.gateway.gateway_client import fetch_pauses
+        from raydebug.client.gateway_client import fetch_pauses
 
         deadline = time.monotonic() + 40
         while time.monotonic() < deadline:

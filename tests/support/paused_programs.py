@@ -104,7 +104,7 @@ class PausedProgram:
     @property
     def pause(self) -> dict[str, Any]:
         """Its pause as the gateway lists it, waited for where it is still to come."""
-        from raydebug.gateway.gateway_client import fetch_pauses
+        from raydebug.client.gateway_client import fetch_pauses
 
         deadline = time.monotonic() + self._limit_s
         while time.monotonic() < deadline and self.process.poll() is None:
@@ -120,7 +120,7 @@ class PausedProgram:
 
     def close(self) -> None:
         """End the process, and wait until the gateway knows."""
-        from raydebug.gateway.gateway_client import fetch_pauses
+        from raydebug.client.gateway_client import fetch_pauses
 
         self.process.kill()
         self.process.wait()

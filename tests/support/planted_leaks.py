@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gateway_under_test import GatewayUnderTest, open_gateway
+from raydebug.client.gateway_client import fetch_processes
 from raydebug.errors import RaydebugError
-from raydebug.gateway.gateway_client import fetch_processes
 from raydebug.memory.growth import Growth, find_growth
 from raydebug.memory.look import look, record_lines
 

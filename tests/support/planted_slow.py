@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gateway_under_test import GatewayUnderTest, open_gateway
-from raydebug.gateway.gateway_client import ask_processes
+from raydebug.client.gateway_client import ask_processes
 from raydebug.protocol.questions import COLLECTIVE_TIMES
 from raydebug.stacks.slow_ranks import SlowRank, find_slow, find_teams
 from raydebug.stacks.slow_watch import find_cause

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from raydebug.client.gateway_client import fetch_pauses
 from raydebug.cluster import local
 from raydebug.cluster.state import Cluster
 from raydebug.cluster.up import UpOptions
-from raydebug.gateway.gateway_client import fetch_pauses
 
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
 RAYDEBUG = Path(sys.executable).parent / "raydebug"

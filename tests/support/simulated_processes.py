@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from raydebug.gateway.gateway_client import fetch_pauses
+from raydebug.client.gateway_client import fetch_pauses
 
 # Seven threads of 26 frames; the first thread of one process in a hundred is elsewhere.
 PROCESSES = r"""
@@ -91,7 +91,7 @@ def during_stacks(cluster: Any) -> float:
 
     # In a process of its own: the client that reads megabytes of JSON would hold up this one's threads.
     asks = f"import sys; sys.path[:0] = {sys.path!r}; from types import SimpleNamespace\n"
-    asks += "from raydebug.gateway.gateway_client import fetch_stacks\n"
+    asks += "from raydebug.client.gateway_client import fetch_stacks\n"
     asks += f"fetch_stacks(SimpleNamespace(name='x', gateway_host='127.0.0.1', gateway_port={cluster.gateway_port},"
     asks += f" token={cluster.token!r}), timeout_s=10.0)\n"
     watching = threading.Thread(target=watch)

@@ -89,7 +89,7 @@ from raydebug.console.attach import attach_group, attach_pause
 from raydebug.console.selection import Selection
 from raydebug.console.session import GatewayAddress
 from raydebug.errors import RaydebugError
-from raydebug.gateway.gateway_client import fetch_pauses
+from raydebug.client.gateway_client import fetch_pauses
 from gateway_under_test import GatewayUnderTest
 port, token, target, state = int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4])
 address, gateway = GatewayAddress("127.0.0.1", port, token), GatewayUnderTest(state, port, 0)

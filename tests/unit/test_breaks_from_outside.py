@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from gateway_under_test import visit
+from raydebug.client.breakpoint_specs import resolve_breaks
+from raydebug.client.gateway_client import fetch_breaks
 from raydebug.cluster.runner import LocalRunner
 from raydebug.commands.trainings import read_command
 from raydebug.errors import RaydebugError
-from raydebug.gateway.breakpoint_specs import resolve_breaks
-from raydebug.gateway.gateway_client import fetch_breaks
 from raydebug.jobs import submit
 from raydebug.protocol import wire
 from raydebug.worker import control_channel

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from gateway_under_test import GatewayUnderTest, open_gateway, visit
-from raydebug.gateway.gateway_client import fetch_processes, fetch_stacks, save_pause
+from raydebug.client.gateway_client import fetch_processes, fetch_stacks, save_pause
 
 LONG = os.environ.get("RAYDEBUG_TEST_LONG") == "1"
 

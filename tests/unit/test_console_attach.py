@@ -106,7 +106,7 @@ def test_several_pauses_are_shown_to_choose_from(
 ) -> None:
     """Without an ID, several pauses are shown as a table on stderr, and the error says how to name one or all."""
     from raydebug.cli.pauses import _choose
-    from raydebug.gateway.gateway_client import fetch_pauses
+    from raydebug.client.gateway_client import fetch_pauses
 
     oldest = min((program.id for program in start(0, 1)), key=int)
     with pytest.raises(RaydebugError) as several:

@@ -14,12 +14,12 @@ import pytest
 
 from gateway_under_test import GatewayUnderTest
 from paused_programs import LIMIT_S, PausedProgram
+from raydebug.client.gateway_client import fetch_pauses
 from raydebug.console import group as console_group
 from raydebug.console.attach import attach_group
 from raydebug.console.selection import Selection
 from raydebug.console.session import GatewayAddress
 from raydebug.errors import Exit, RaydebugError
-from raydebug.gateway.gateway_client import fetch_pauses
 from raydebug.render import Paint
 
 ALL = Selection()

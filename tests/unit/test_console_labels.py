@@ -14,7 +14,7 @@ import pytest
 from raydebug.console import selection, tensor_probe, view
 from raydebug.console.commands import ranks
 from raydebug.console.selection import NotAnAddress, Selection, joined, pick, split_address
-from raydebug.gateway.breakpoint_specs import parse_ranks
+from raydebug.protocol.ranks import parse_ranks
 
 
 def test_docs_of_labels_hold() -> None:

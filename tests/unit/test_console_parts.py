@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raydebug.client import gateway_client
 from raydebug.console import attach, commands, frames, probes, tensor_probe, view
 from raydebug.console.frames import Stack, where
 from raydebug.dap import RequestFailed
 from raydebug.errors import Exit, RaydebugError
-from raydebug.gateway import gateway_client
 from raydebug.render import Paint
 
 PLAIN = Paint(False)

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 
 from gateway_under_test import GatewayUnderTest, visit
+from raydebug.client.gateway_client import describe_break_states, fetch_breaks, remove_break, set_breaks
 from raydebug.gateway.channel import ControlChannel
 from raydebug.gateway.control import Control
-from raydebug.gateway.gateway_client import describe_break_states, fetch_breaks, remove_break, set_breaks
 from raydebug.gateway.numbers import Numbers
 from raydebug.protocol.questions import SPANS
 

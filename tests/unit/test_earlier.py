@@ -40,7 +40,7 @@ from types import SimpleNamespace
 from raydebug.console.attach import attach_pause
 from raydebug.console.session import GatewayAddress
 from raydebug.errors import RaydebugError
-from raydebug.gateway import gateway_client
+from raydebug.client import gateway_client
 port, token, pid, source = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
 cluster = SimpleNamespace(name="test", has_gateway=True, gateway_host="127.0.0.1", gateway_port=port, token=token)
 cluster.repair, cluster.is_joined = "", False

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from raydebug.client import gateway_client
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
-from raydebug.gateway import gateway_client
 from raydebug.protocol import client_handshake
 from raydebug.protocol.records import BreakpointSpec
 

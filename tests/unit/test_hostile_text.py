@@ -14,6 +14,7 @@ import pytest
 
 from raydebug import cli, render
 from raydebug.cli import up
+from raydebug.client import gateway_client
 from raydebug.cluster import find
 from raydebug.cluster.dashboard import Dashboard, JobInfo
 from raydebug.cluster.state import Cluster, Remote
@@ -21,7 +22,6 @@ from raydebug.console.commands import ranks
 from raydebug.console.frames import is_own_source
 from raydebug.console.view import heading
 from raydebug.errors import RaydebugError
-from raydebug.gateway import gateway_client
 from raydebug.jobs import follow
 from raydebug.jobs.run_folder import RunFolder
 from raydebug.protocol.listings import ListedBreakpoint, ListedPause, ListedProcess, ListedStacks

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gateway_under_test import TOKEN, GatewayUnderTest, visit
+from raydebug.client import gateway_client
 from raydebug.cluster import port_owner
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.state import Cluster
@@ -21,7 +22,6 @@ from raydebug.console.session import GatewayAddress
 from raydebug.dap import DapSession, RequestFailed, open_proven
 from raydebug.editors import listen
 from raydebug.errors import RaydebugError
-from raydebug.gateway import gateway_client
 from raydebug.protocol import client_handshake, wire
 from raydebug.protocol.client_handshake import NotProven
 

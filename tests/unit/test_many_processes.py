@@ -16,9 +16,9 @@ import pytest
 
 import simulated_processes
 from gateway_under_test import TOKEN, GatewayUnderTest
+from raydebug.client.gateway_client import fetch_processes, fetch_stacks
 from raydebug.gateway import control
 from raydebug.gateway.channel import ControlChannel
-from raydebug.gateway.gateway_client import fetch_processes, fetch_stacks
 from raydebug.protocol import messages, wire
 from raydebug.protocol.records import StackFrame, digest_of
 from raydebug.worker import dial_in

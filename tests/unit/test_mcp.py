@@ -15,10 +15,10 @@ import pytest
 from mcp import Client
 
 from paused_programs import STEPS
+from raydebug.client.gateway_client import fetch_pauses
 from raydebug.console.debugger import CommandFailed
 from raydebug.console.session import GatewayAddress
 from raydebug.errors import RaydebugError
-from raydebug.gateway.gateway_client import fetch_pauses
 from raydebug.mcp.answers import KEPT, KEPT_BYTES, LIMIT_BYTES, Answers, without_hidden
 from raydebug.mcp.sessions import Sessions, choose_pauses
 from raydebug.mcp.tools import Tools, has_ended, make_server

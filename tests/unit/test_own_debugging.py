@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gateway_under_test import GatewayUnderTest, visit
+from raydebug.client.gateway_client import fetch_snapshots
 from raydebug.dap import DapSession
-from raydebug.gateway.gateway_client import fetch_snapshots
 
 OWN_DEBUGGER = (
     "not paused: the program has connected a debugger of its own (debugpy.listen or debugpy.connect), and a process "

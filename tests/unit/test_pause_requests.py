@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from gateway_under_test import GatewayUnderTest, visit
+from raydebug.client.gateway_client import fetch_pauses, fetch_processes, fetch_stacks
 from raydebug.console.attach import attach_pause
 from raydebug.console.session import GatewayAddress
 from raydebug.dap import RequestFailed
@@ -24,7 +25,6 @@ from raydebug.errors import RaydebugError
 from raydebug.gateway.board import Board
 from raydebug.gateway.channel import ControlChannel
 from raydebug.gateway.control import Control
-from raydebug.gateway.gateway_client import fetch_pauses, fetch_processes, fetch_stacks
 from raydebug.gateway.pause_requests import PauseRequests
 from raydebug.protocol import wire
 from raydebug.worker import thread_callback

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from gateway_under_test import open_gateway
+from raydebug.client.breakpoint_specs import describe, read_break
 from raydebug.errors import RaydebugError
-from raydebug.gateway.breakpoint_specs import describe, read_break
 from raydebug.worker.breakpoints.compile import compile_with
 
 READ = {

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from gateway_under_test import GatewayUnderTest
+from raydebug.client.gateway_client import ask_processes, save_pause
 from raydebug.errors import RaydebugError
 from raydebug.gateway import channel as gateway_channel
 from raydebug.gateway import snapshots
 from raydebug.gateway.board import Board
 from raydebug.gateway.channel import ControlChannel, NoAnswer
 from raydebug.gateway.control import Control
-from raydebug.gateway.gateway_client import ask_processes, save_pause
 from raydebug.gateway.pause_requests import PauseRequests, describe_location
 from raydebug.gateway.processes import Process
 from raydebug.gateway.requests import Refused

@@ -14,8 +14,8 @@ import pytest
 
 from gateway_fuzzer import hello
 from gateway_under_test import TOKEN, GatewayUnderTest, visit
+from raydebug.client.gateway_client import describe_failed_tasks, fetch_pauses, fetch_processes
 from raydebug.gateway.background import Background
-from raydebug.gateway.gateway_client import describe_failed_tasks, fetch_pauses, fetch_processes
 from raydebug.protocol import records, wire
 from raydebug.protocol.records import BadRecord
 from raydebug.worker import records as worker_records
@@ -237,7 +237,7 @@ async def test_background_task_that_dies(caplog):
 
 def test_ps_of_a_gateway_that_does_not_answer(gateway):
     """The status of a gateway that does not answer says so, and lists no task."""
-    from raydebug.gateway.gateway_client import fetch_status
+    from raydebug.client.gateway_client import fetch_status
 
     assert fetch_status(gateway)["problem"] is None  # type: ignore[arg-type]
     gateway.kill()

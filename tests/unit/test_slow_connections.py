@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from gateway_under_test import TOKEN, GatewayUnderTest, visit
+from raydebug.client.gateway_client import fetch_pauses
 from raydebug.errors import RaydebugError
-from raydebug.gateway.gateway_client import fetch_pauses
 from raydebug.gateway.listener import MAX_UNPROVEN, raise_file_limit
 from raydebug.protocol import wire
 

@@ -19,12 +19,12 @@ import pytest
 import typer
 
 from raydebug.cli.open import snapshot
+from raydebug.client import gateway_client
 from raydebug.cluster import find
 from raydebug.dap import DapSession, RequestFailed
 from raydebug.editors import adapter as editors_adapter
 from raydebug.editors.vscode import configuration_for_snapshot
 from raydebug.errors import RaydebugError
-from raydebug.gateway import gateway_client
 from raydebug.jobs.run_folder import DOCUMENT
 from raydebug.report.crash import crash_page
 from raydebug.snapshot.values import REFUSED

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gateway_under_test import GatewayUnderTest
-from raydebug.gateway.gateway_client import fetch_snapshot, fetch_snapshots, save_pause
+from raydebug.client.gateway_client import fetch_snapshot, fetch_snapshots, save_pause
 from raydebug.protocol.snapshot import FORMAT, MAX_BYTES, MAX_OF_JOB
 from raydebug.snapshot.console import exception_lines
 from raydebug.worker import crashes, import_hooks, snapshot

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gateway_under_test import GatewayUnderTest
+from raydebug.client.gateway_client import fetch_stacks
 from raydebug.errors import RaydebugError
-from raydebug.gateway.gateway_client import fetch_stacks
 from raydebug.stacks.groups import active_frames, group
 from raydebug.stacks.show import left_out_lines
 from raydebug.stacks.verdict import judge

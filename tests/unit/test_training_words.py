@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway_under_test import GatewayUnderTest
-from raydebug.gateway.gateway_client import fetch_stacks
+from raydebug.client.gateway_client import fetch_stacks
 from raydebug.protocol.records import read
 from raydebug.protocol.training import TrainingWords
 from raydebug.stacks.training_words import LOST, describe, fetch_words, join

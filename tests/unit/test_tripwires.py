@@ -11,10 +11,10 @@ import pytest
 
 from gateway_under_test import open_gateway, visit
 from paused_programs import PausedProgram
+from raydebug.client.gateway_client import name_reason
 from raydebug.commands.trainings import read_command
 from raydebug.console.view import heading
 from raydebug.errors import RaydebugError
-from raydebug.gateway.gateway_client import name_reason
 from raydebug.jobs.stop_options import tripwire_variables
 from raydebug.protocol import variables
 from raydebug.protocol.tripwires import MAX_CHARACTERS, BadCondition, history_lines, parse

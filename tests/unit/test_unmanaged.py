@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from raydebug.cli import pauses
+from raydebug.client import gateway_client
 from raydebug.cluster import find, stock_pauses
 from raydebug.cluster.compose.engine import Service
 from raydebug.errors import RaydebugError
-from raydebug.gateway import gateway_client
 from raydebug.protocol.listings import ListedPause
 
 

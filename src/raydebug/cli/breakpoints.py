@@ -25,8 +25,8 @@ def add(
 
     Example: raydebug break add 'my/reward.py:42,rank=0,if=score > 1,once'
     """
+    from raydebug.client.gateway_client import add_break, describe_break_states
     from raydebug.cluster.find import load_cluster
-    from raydebug.gateway.gateway_client import add_break, describe_break_states
     from raydebug.jobs.submit import find_break
 
     cluster = load_cluster(name)
@@ -43,9 +43,9 @@ def list_breaks(name: Name = "default", as_json: Json = False) -> None:
 
     Example: raydebug break list --json
     """
+    from raydebug.client.breakpoint_specs import describe
+    from raydebug.client.gateway_client import describe_break_states, fetch_breaks
     from raydebug.cluster.find import load_cluster
-    from raydebug.gateway.breakpoint_specs import describe
-    from raydebug.gateway.gateway_client import describe_break_states, fetch_breaks
 
     breaks = fetch_breaks(load_cluster(name))
     if as_json:
@@ -70,8 +70,8 @@ def rm(
 
     Example: raydebug break rm b1 b2
     """
+    from raydebug.client.gateway_client import fetch_breaks, remove_break
     from raydebug.cluster.find import load_cluster
-    from raydebug.gateway.gateway_client import fetch_breaks, remove_break
 
     cluster = load_cluster(name)
     for break_id in [b["id"] for b in fetch_breaks(cluster)] if ids == ["all"] else ids:

@@ -58,9 +58,9 @@ def listen(
 
     Example: raydebug listen 3 --port 5700
     """
+    from raydebug.client.gateway_client import fetch_pauses
     from raydebug.cluster.find import load_cluster
     from raydebug.console.session import GatewayAddress
-    from raydebug.gateway.gateway_client import fetch_pauses
 
     cluster = load_cluster(name)
 

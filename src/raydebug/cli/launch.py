@@ -12,6 +12,7 @@ from raydebug import render
 from raydebug.check.config import find_need
 from raydebug.cli.run_plan import RunOptions, Surroundings, fit_gpus, plan_run
 from raydebug.cli.status import warn_without_token
+from raydebug.client.breakpoint_specs import resolve_breaks
 from raydebug.cluster import environment, local, state
 from raydebug.cluster.kinds import find_running, kind_of
 from raydebug.cluster.known_folders import note_shared
@@ -21,7 +22,6 @@ from raydebug.cluster.state import Cluster
 from raydebug.cluster.up import UpOptions
 from raydebug.commands.trainings import read_command
 from raydebug.errors import Exit, RaydebugError, UsageError
-from raydebug.gateway.breakpoint_specs import resolve_breaks
 from raydebug.jobs import submit
 from raydebug.jobs.submit import Job
 from raydebug.profile.load import load_profile

@@ -117,8 +117,8 @@ def snapshot(
 
     Example: raydebug snapshot all
     """
+    from raydebug.client.gateway_client import fetch_pauses
     from raydebug.cluster.find import load_cluster
-    from raydebug.gateway.gateway_client import fetch_pauses
 
     cluster = load_cluster(name)
     ids = [pause["id"] for pause in fetch_pauses(cluster)]
@@ -151,7 +151,7 @@ def _save(cluster: Cluster, pause_id: str, output: Path | None) -> None:
     Raises:
         RaydebugError: it cannot be saved, or its file cannot be written.
     """
-    from raydebug.gateway.gateway_client import fetch_snapshot, save_pause
+    from raydebug.client.gateway_client import fetch_snapshot, save_pause
     from raydebug.jobs.run_folder import RunFolder
     from raydebug.settings.files import write_named
 

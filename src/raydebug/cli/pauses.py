@@ -45,7 +45,7 @@ def paused(
 
     Example: raydebug paused --watch
     """
-    from raydebug.gateway.gateway_client import fetch_pauses
+    from raydebug.client.gateway_client import fetch_pauses
 
     cluster, option = _find(name, address)
 
@@ -96,7 +96,7 @@ def _find(name: str, address: str | None) -> tuple[Cluster, str]:
 
 def _show_table(pauses: list[ListedPause], *, to_stderr: bool = False) -> None:
     """Print pauses as a table, on stdout or stderr."""
-    from raydebug.gateway.gateway_client import name_owner, name_place, name_reason
+    from raydebug.client.gateway_client import name_owner, name_place, name_reason
 
     rows = [
         [
@@ -140,9 +140,9 @@ def attach(
       raydebug attach --address http://HEAD:8265   a Ray cluster that raydebug did not start
       raydebug attach --pid 7311                   a process that works: pauses it, then attaches
     """
+    from raydebug.client.gateway_client import fetch_pauses
     from raydebug.console.attach import attach_group, attach_pause
     from raydebug.console.session import GatewayAddress
-    from raydebug.gateway.gateway_client import fetch_pauses
 
     process = _process(pid, worker, others=(target, ranks, job))
     selection = _selection(target, ranks, job, steal=steal)
@@ -204,9 +204,9 @@ def _needs_gateway(option: str) -> RaydebugError:
 def _attach_stock(
     cluster: Cluster, option: str, target: str | None, commands: Sequence[str], timeout: float | None, *, steal: bool
 ) -> int:
+    from raydebug.client.gateway_client import fetch_pauses
     from raydebug.console.attach import attach_pause
     from raydebug.console.unmanaged_session import UnmanagedCluster
-    from raydebug.gateway.gateway_client import fetch_pauses
 
     chosen = target or _choose(fetch_pauses(cluster), option)
     unmanaged = UnmanagedCluster(lambda: fetch_pauses(cluster))
@@ -255,7 +255,7 @@ def _selection(target: str | None, ranks: str | None, job: str | None, *, steal:
         RaydebugError: an id beside a selection, or no list of ranks.
     """
     from raydebug.console.selection import Selection
-    from raydebug.gateway.breakpoint_specs import parse_ranks
+    from raydebug.protocol.ranks import parse_ranks
 
     if ranks is None and job is None and target != "all":
         return None

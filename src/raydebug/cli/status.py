@@ -68,8 +68,8 @@ def warn_without_token(cluster: Cluster) -> None:
 
 def describe(cluster: Cluster) -> dict[str, Any]:
     """Return the JSON document of `raydebug ps --json`."""
+    from raydebug.client.gateway_client import fetch_status
     from raydebug.cluster.kinds import kind_of
-    from raydebug.gateway.gateway_client import fetch_status
 
     gateway = kind_of(cluster).gateway()
     gateway |= fetch_status(cluster) if gateway["state"] == "up" else {"tasks": [], "problem": None}
@@ -97,9 +97,9 @@ def ps(
 
     Example: raydebug ps --json
     """
+    from raydebug.client.gateway_client import describe_failed_tasks
     from raydebug.cluster import state
     from raydebug.cluster.find import load_cluster
-    from raydebug.gateway.gateway_client import describe_failed_tasks
 
     cluster = load_cluster(name)
     if processes:
@@ -131,8 +131,8 @@ def ps(
 
 
 def _show_processes(cluster: Cluster, *, as_json: bool) -> None:
+    from raydebug.client.gateway_client import fetch_processes, name_process
     from raydebug.cluster.state import name_option
-    from raydebug.gateway.gateway_client import fetch_processes, name_process
 
     found = fetch_processes(cluster)
     if as_json:

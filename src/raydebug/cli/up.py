@@ -323,7 +323,7 @@ def down(name: Name = "default") -> None:
 
 def _name_pauses(cluster: Cluster) -> None:
     """Say what waits in a cluster that runs on."""
-    from raydebug.gateway.gateway_client import fetch_pauses
+    from raydebug.client.gateway_client import fetch_pauses
 
     with contextlib.suppress(RaydebugError):
         if pauses := fetch_pauses(cluster):

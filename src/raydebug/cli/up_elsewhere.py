@@ -140,8 +140,8 @@ def _reach_gateway(cluster: Cluster, options: UpOptions, on_phase: Callable[[str
 
 
 def _ask_gateway(cluster: Cluster) -> str | None:
+    from raydebug.client.gateway_client import fetch_status
     from raydebug.cluster.tunnel import STARTS_S
-    from raydebug.gateway.gateway_client import fetch_status
 
     deadline = time.monotonic() + (STARTS_S if cluster.there.through else 0.0)
     while (problem := fetch_status(cluster)["problem"]) and time.monotonic() < deadline:

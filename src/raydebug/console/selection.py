@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from raydebug import render
-from raydebug.gateway.breakpoint_specs import parse_ranks
 from raydebug.protocol.listings import ListedPause
+from raydebug.protocol.ranks import parse_ranks
 
 ALL = "*"
 _ADDRESS_FIRST = re.compile(r"@\s*(\*|all\b|[#\d,-]+)(?:\s+(.*))?", re.DOTALL)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from raydebug.client.gateway_client import unproven
 from raydebug.cluster.known_folders import copies_on
 from raydebug.cluster.state import Cluster
 from raydebug.console import probes
 from raydebug.console.frames import Stack
 from raydebug.dap import ConnectionLost, DapSession, RequestFailed
 from raydebug.errors import Exit, RaydebugError
-from raydebug.gateway.gateway_client import unproven
 from raydebug.protocol.client_handshake import NotProven
 from raydebug.protocol.lost_peers import OUT_OF_REACH
 from raydebug.protocol.messages import COPIES

@@ -3,6 +3,5 @@
 Reading order: `__main__` (the process and its ports), `listener` and `handshake` (until a peer has proved the token),
 `board` (the pauses), `processes` and `pause_lifecycle` (what dials in), `client` with `requests`, `forwarding`,
 `path_map` and `root_session` (debuggers), `control` with `channel`, `ended`, `pause_requests` and `snapshots` (running
-processes), `http`. `numbers`, `logs`, `throttle` and `background` serve them. `gateway_client` and `breakpoint_specs`
-run on the host, in the verbs.
+processes), `http`. `numbers`, `logs`, `throttle` and `background` serve them.
 """

@@ -17,12 +17,12 @@ from pathlib import PurePath
 from typing import Any
 
 from raydebug.gateway.board import Board, Pause
-from raydebug.gateway.breakpoint_specs import parse_ranks
 from raydebug.gateway.forwarding import Connection
 from raydebug.gateway.requests import Refused
 from raydebug.protocol import wire
 from raydebug.protocol.listings import ListedPause
 from raydebug.protocol.messages import COPIES
+from raydebug.protocol.ranks import parse_ranks
 from raydebug.protocol.wire import Message
 
 TARGET = "all"

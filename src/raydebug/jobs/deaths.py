@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from raydebug.client.gateway_client import request
 from raydebug.errors import RaydebugError
-from raydebug.gateway.gateway_client import request
 from raydebug.jobs.certificate import BACK, WANTED, Certificate, Evidence, certify
 from raydebug.jobs.pace import Pace
 

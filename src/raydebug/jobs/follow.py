@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raydebug import render
+from raydebug.client.gateway_client import name_owner, name_place, name_reason
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import Exit, RaydebugError
-from raydebug.gateway.gateway_client import name_owner, name_place, name_reason
 from raydebug.jobs import resource_requests
 from raydebug.jobs.certificate import BACK, FOLLOWED
 from raydebug.jobs.follower import Follower, Outcome

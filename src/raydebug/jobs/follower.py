@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from raydebug.client.gateway_client import fetch_pauses, forget_job
 from raydebug.cluster.dashboard import ENDED, Dashboard, JobInfo
 from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError
-from raydebug.gateway.gateway_client import fetch_pauses, forget_job
 from raydebug.jobs import resource_requests
 from raydebug.jobs.pace import Pace
 from raydebug.process import shell_code

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydebug import render
+from raydebug.client.gateway_client import fetch_snapshot, fetch_snapshots, name_owner, name_place, name_reason
 from raydebug.cluster.kinds import kind_of
 from raydebug.errors import RaydebugError
-from raydebug.gateway.gateway_client import fetch_snapshot, fetch_snapshots, name_owner, name_place, name_reason
 from raydebug.jobs.deaths import DeathWatch
 from raydebug.jobs.memory_samples import SAMPLE_AT_MOST_S, SAMPLE_EVERY_S, Memory
 from raydebug.jobs.pace import Pace

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydebug import render
+from raydebug.client.gateway_client import ask_processes
 from raydebug.errors import RaydebugError
-from raydebug.gateway.gateway_client import ask_processes
 from raydebug.jobs.pace import Pace
 from raydebug.jobs.run_folder import SPANS, TASKS
 from raydebug.protocol.questions import SPANS as ASK_SPANS

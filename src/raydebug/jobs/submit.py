@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from raydebug import render
+from raydebug.client.breakpoint_specs import resolve_breaks
+from raydebug.client.gateway_client import fetch_dial_address, remove_break, set_breaks
 from raydebug.cluster.dashboard import Dashboard, JobInfo
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.known_folders import copies_on, with_local_names
@@ -22,8 +24,6 @@ from raydebug.cluster.state import DEFAULT_NAME, Cluster, without_token
 from raydebug.cluster.up import ignore_interrupts
 from raydebug.commands.trainings import read_command
 from raydebug.errors import RaydebugError, UsageError
-from raydebug.gateway.breakpoint_specs import resolve_breaks
-from raydebug.gateway.gateway_client import fetch_dial_address, remove_break, set_breaks
 from raydebug.protocol import variables
 from raydebug.protocol.records import BreakpointSpec
 from raydebug.protocol.secrets import is_secret, without_secrets_in_line
@@ -40,7 +40,7 @@ class Job:
         command: program and arguments.
         working_dir: where it runs, as it is called there.
         debugger: its debugger mode, or None for the cluster's.
-        breaks: breakpoints set from outside (gateway/gateway_client.py).
+        breaks: breakpoints set from outside (client/gateway_client.py).
         profile: name of the profile to apply, or None.
         tiny: what is replaced by a tiny one: `model`, `data`.
         rollouts: what is done with rollouts (profile/rollouts.py); empty for nothing.

@@ -11,6 +11,7 @@ from typing import TypeVar
 import anyio
 
 from raydebug import render
+from raydebug.client.gateway_client import fetch_pauses, name_owner, name_place, name_reason
 from raydebug.cluster.state import Cluster
 from raydebug.console import commands
 from raydebug.console.debugger import CommandFailed, Debugger
@@ -19,7 +20,6 @@ from raydebug.console.selection import Selection, joined
 from raydebug.console.session import GatewayAddress
 from raydebug.console.view import opening
 from raydebug.errors import UsageError
-from raydebug.gateway.gateway_client import fetch_pauses, name_owner, name_place, name_reason
 from raydebug.protocol.listings import ListedPause
 
 T = TypeVar("T")

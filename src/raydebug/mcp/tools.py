@@ -80,8 +80,8 @@ class Tools:
 
         Call it first, and again after something ran. Example: overview()
         """
+        from raydebug.client.gateway_client import fetch_pauses
         from raydebug.cluster.dashboard import Dashboard
-        from raydebug.gateway.gateway_client import fetch_pauses
         from raydebug.jobs.submit import shown_command
 
         cluster = self._cluster()
@@ -146,8 +146,8 @@ class Tools:
         Conditions: if=EXPR, rank=0, step>=3, every=100, once, max=5, timeout=60s; log="loss={loss}" does not stop.
         Example: breakpoints(add="reward.py:42,rank=0,if=score > 1,once")
         """
-        from raydebug.gateway.breakpoint_specs import describe
-        from raydebug.gateway.gateway_client import add_break, describe_break_states, fetch_breaks, remove_break
+        from raydebug.client.breakpoint_specs import describe
+        from raydebug.client.gateway_client import add_break, describe_break_states, fetch_breaks, remove_break
         from raydebug.jobs.submit import find_break
 
         if self._read_only and (add or remove):
@@ -218,7 +218,7 @@ class Tools:
 
         Example: snapshot(run="last", frame=1, expression="batch['input_ids'].shape")
         """
-        from raydebug.gateway.gateway_client import fetch_snapshot, save_pause
+        from raydebug.client.gateway_client import fetch_snapshot, save_pause
         from raydebug.jobs.run_folder import RunFolder
         from raydebug.render import Paint
         from raydebug.snapshot.console import SavedDebugger

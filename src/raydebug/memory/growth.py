@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from raydebug.gateway.gateway_client import name_process
+from raydebug.client.gateway_client import name_process
 from raydebug.memory.look import Look
 from raydebug.protocol.memory import Holder, ProcessMemory
 from raydebug.report.units import mebibytes

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from raydebug.client.gateway_client import ask_processes, name_process
 from raydebug.errors import RaydebugError, UsageError
-from raydebug.gateway.gateway_client import ask_processes, name_process
 from raydebug.protocol.memory import Allocations, AllocationsBody, Holder, Line
 from raydebug.protocol.messages import ANSWERED, SILENT, UNKNOWN
 from raydebug.protocol.questions import ALLOCATIONS, CENSUS, MEMORY, TRAINING, Nothing

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from raydebug.gateway.gateway_client import name_process
+from raydebug.client.gateway_client import name_process
 from raydebug.memory.growth import Growth, size
 from raydebug.memory.look import Look
 from raydebug.protocol.messages import ANSWERED

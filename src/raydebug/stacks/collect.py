@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydebug import render
+from raydebug.client.gateway_client import fetch_stacks
 from raydebug.cluster.dashboard import MOST_TASKS
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.runner import run_on_each
 from raydebug.errors import RaydebugError, UsageError
-from raydebug.gateway.gateway_client import fetch_stacks
 from raydebug.protocol.messages import SILENT
 from raydebug.stacks.groups import group
 from raydebug.stacks.slow_ranks import STOPPED

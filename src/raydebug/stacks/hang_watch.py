@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from raydebug import render
+from raydebug.client.gateway_client import request
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import RaydebugError
-from raydebug.gateway.gateway_client import request
 from raydebug.jobs.run_folder import STACKS
 from raydebug.protocol import messages
 from raydebug.settings.files import atomic_write

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydebug import render
+from raydebug.client.gateway_client import ask_processes, fetch_stacks
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import RaydebugError
-from raydebug.gateway.gateway_client import ask_processes, fetch_stacks
 from raydebug.protocol.messages import ANSWERED
 from raydebug.protocol.questions import COLLECTIVE_TIMES, TRAINING, CollectiveTimes, Nothing, TimesBody
 from raydebug.stacks.groups import place

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from raydebug.client.gateway_client import ask_processes
 from raydebug.errors import RaydebugError
-from raydebug.gateway.gateway_client import ask_processes
 from raydebug.protocol.messages import ANSWERED
 from raydebug.protocol.questions import TRAINING, Nothing
 from raydebug.render import runs

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from raydebug.errors import RaydebugError, UsageError
+from raydebug.protocol.ranks import parse_ranks
 from raydebug.protocol.records import BreakpointSpec, Policy
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 EXAMPLE = "--break 'train.py:120,rank=0,if=loss > 3,once'"
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _OPENING, _CLOSING = "([{", ")]}"
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-_MAX_RANK = 100_000
 # They would change the function that the expression is compiled into, or are no valid expression there.
 _REFUSED = (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await)
 
@@ -60,24 +59,6 @@ def resolve_breaks(
     for one, (_, policy) in zip(found, specs, strict=True):
         one["policy"] = policy
     return cast(list[BreakpointSpec], found)
-
-
-def parse_ranks(text: str) -> set[int]:
-    """Return the ranks of a list such as `0,3-5`.
-
-    Raises:
-        ValueError: the text is not a list of ranks.
-    """
-    ranks: set[int] = set()
-    for part in text.split(","):
-        found = _RANGE.fullmatch(part.strip())
-        if found is None:
-            raise ValueError(f"{text!r} is not a list of ranks such as 0,3-5")
-        first, last = int(found[1]), int(found[2] or found[1])
-        if not first <= last < _MAX_RANK:
-            raise ValueError(f"{part.strip()!r} is not a range of ranks")
-        ranks.update(range(first, last + 1))
-    return ranks
 
 
 def read_break(text: str) -> tuple[str, Policy]:

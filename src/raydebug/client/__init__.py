@@ -1,0 +1,1 @@
+"""Asks a gateway: the only way from the host to a process of a job."""
