@@ -231,13 +231,20 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """See it: a verl GRPO training on this CPU stops at breakpoints and is looked at (`-- --interactive`)."""
+    """See it: a verl GRPO training on this CPU stops at breakpoints and is looked at (`-- --interactive`).
+
+    RAYDEBUG_TEST_LONG=1 shows it with images and in containers, too; the image for CPU has to be there.
+    """
     started = time.monotonic()
     use(session, "cpu")
     install_s = time.monotonic() - started
     session.log(f"environment ready in {install_s:.1f} s")
     env = {"RAYDEBUG_DEMO_INSTALL_S": f"{install_s:.1f}"}
-    run(session, "python", "tests/support/demo.py", *session.posargs, env=env)
+    forms = [tuple(session.posargs)]
+    if not session.posargs and os.environ.get("RAYDEBUG_TEST_LONG") == "1":
+        forms += [("--vision",), ("--cluster", "compose")]
+    for arguments in forms:
+        run(session, "python", "tests/support/demo.py", *arguments, env=env)
 
 
 @nox.session
@@ -293,10 +300,10 @@ def pictures(session: nox.Session) -> None:
 
 @nox.session(name="all")
 def everything(session: nox.Session) -> None:
-    """All sessions, with the long forms of tests that have one: loads, fuzzing, kills, every Ray (hours)."""
+    """All sessions, with tests marked `long` and the long forms of others: loads, fuzzing, kills, every Ray (hours)."""
     os.environ["RAYDEBUG_TEST_LONG"] = "1"
     others = [f"unit-{version}" for version in OTHER_PYTHONS] + [f"compat({version})" for version in OLDER["ray"]]
-    once = ("gpu", "wheels", "installed", "cpu", "editors", "browser", "docs", "hosts", "demo", "compose", "twice")
+    once = ("gpu", "wheels", "installed", "cpu", "editors", "browser", "docs", "hosts", "compose", "twice", "demo")
     for name in ("lint", "types", "tests", *others, *once):
         session.notify(name)
 

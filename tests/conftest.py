@@ -43,6 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with its folder's name: unit, ray, compose, gpu; tests that share a cluster run in one worker."""
     for item in items:
+        if item.get_closest_marker("long") and os.environ.get("RAYDEBUG_TEST_LONG") != "1":
+            item.add_marker(pytest.mark.skip(reason="a test of `nox -s all`: RAYDEBUG_TEST_LONG=1"))
         folder = item.path.relative_to(TESTS).parts[0]
         item.add_marker(folder)
         if group := _group(item, folder):

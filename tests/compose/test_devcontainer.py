@@ -64,6 +64,7 @@ def workspace(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.timeout(420)
 def test_up_ps_breakpoint_attach(cli, workspace):
     """It opens beside a cluster; in it `raydebug ps` shows the nodes, and a job's pause is attached and resumed."""

@@ -33,8 +33,6 @@ from raydebug.cluster.find import find_cluster, load_cluster
 from raydebug.cluster.state import Cluster
 from runs import RAYDEBUG, Run, raydebug, three_lines, up_in_containers, wait_for
 
-LONG = "RAYDEBUG_TEST_LONG" in os.environ
-
 
 def is_listed(job: Run, pause: dict[str, Any]) -> bool:
     """Return whether the gateway still lists a pause."""
@@ -182,6 +180,7 @@ def end_nothing(cluster: Cluster, job: Run, pause: dict[str, Any], harm: Callabl
     assert job.attach(again["id"], "p secret").strip() == "41"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_f62_stopped_raylet(victim, paused):
     """F62: a raylet and its agent stopped by SIGSTOP for a minute are slow in `ps`; no container is ended."""
@@ -195,15 +194,15 @@ def test_f62_stopped_raylet(victim, paused):
         begin = time.monotonic()
         wait_for(lambda: "slow: no answer for " in raydebug("ps", "--name", victim.name).stdout, "`ps` to say slow")
         wait_for(lambda: "raydebug: Ray is slow: no answer for " in docker("logs", worker.name), "the log to say slow")
-        time.sleep(max(0.0, begin + (60.0 if LONG else 0.0) - time.monotonic()))
+        time.sleep(max(0.0, begin + 60.0 - time.monotonic()))
         for program in ("raylet", "ray::DashboardAgent"):
             kill_process(worker, program, "SIGCONT")
 
     end_nothing(victim, job, pause, stop)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(not LONG, reason="24 busy processes for two minutes: RAYDEBUG_TEST_LONG=1")
 def test_f62_busy_machine(victim, paused):
     """F62: 24 busy processes for 120 s end no container, and the pause attaches afterwards."""
     job, pause, client = paused
@@ -324,7 +323,7 @@ def test_f44_ctrl_c_during_up(project, fresh_name, phase, presses):
     assert what_is_left(fresh_name) == {}
 
 
-MOMENTS = 20 if LONG else 6
+MOMENTS = 20
 
 
 def up_alone(name: str, project: Path) -> subprocess.Popen[str]:
@@ -335,13 +334,11 @@ def up_alone(name: str, project: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("long")
 @pytest.mark.timeout(600)
 def test_f44_ctrl_c_at_random_moments(project, fresh_name):
-    """F44: after Ctrl-C at 20 random moments of `up` the exit code is 130 and nothing is left; the next `up` works.
-
-    Without RAYDEBUG_TEST_LONG at 6.
-    """
+    """F44: after Ctrl-C at 20 random moments of `up` the exit code is 130 and nothing is left; the next `up` works."""
     seed = random.SystemRandom().randrange(10**6)
     chance = random.Random(seed)
     longest_s, pressed = 0.0, 0

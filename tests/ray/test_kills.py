@@ -113,6 +113,7 @@ def order(chance: random.Random) -> list[str]:
     return [*whole, "supervisor"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_random_kills(kills: Cluster, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     """F61, S31: after random kills the other pauses stay, `down` leaves nothing, and the audit log can be read."""

@@ -187,6 +187,7 @@ def look_at_both(job: Run) -> None:
     assert sorted(re.findall(r"\('task', (\d)\)", "".join(shown))) == ["1", "2"], shown
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_busy_machine(open_cluster: Cluster, job: Run) -> None:
     """F62: a temporarily busy machine ends nothing: nodes are alive or slow, and both pauses attach afterwards."""

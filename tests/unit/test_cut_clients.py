@@ -170,6 +170,7 @@ def test_f21_cut_of_10_s(there, hosts, attach, took):
     assert program.communicate(timeout=20)[0] == "went on 41\n"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("asks", [False, True], ids=["idle", "asks"])
 def test_f21_cut_of_60_s(there, hosts, attach, took, asks):

@@ -381,6 +381,7 @@ async def ask(reader, writer, decoder, seq, command, arguments):
                 return message["body"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("count", "apart_s"), [(1024, 0.0), (200, 0.1)], ids=["asks at once", "asks one by one"])
 def test_f29_client_that_never_reads(gateway, count, apart_s):

@@ -277,6 +277,7 @@ LIMIT_S = 60  # the shortest limit that is warned of
 SLOW_S = 10.0  # for a busy machine
 
 
+@pytest.mark.long
 @pytest.mark.timeout(150)
 def test_f14_expiry(tmp_path, took):
     """F14: a pause is resumed at its limit; the job's log says so, and warns at half time."""
