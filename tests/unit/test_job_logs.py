@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,7 @@ from raydebug.jobs.logs import (
     select_sources,
     stamp_of,
 )
+from raydebug.jobs.run_folder import RunFolder
 
 ACTOR = {"pid": 7, "class_name": "WorkerDict", "serialized_runtime_env": '{"env_vars": {"RANK": "3"}}'}
 NAMES = [
@@ -196,10 +198,40 @@ def test_stop_of_a_job_that_does_not_end(monkeypatch: pytest.MonkeyPatch):
     """`job stop` of a job that runs on is a timeout, not a success."""
     asked: list[str] = []
     monkeypatch.setattr(job, "_dashboard", lambda _: SimpleNamespace(stop_job=asked.append))
-    monkeypatch.setattr(job, "_find", lambda *_: {"submission_id": "j", "status": "RUNNING"})
+    monkeypatch.setattr(job, "_find", lambda *_, **__: {"submission_id": "j", "status": "RUNNING"})
     monkeypatch.setattr(job, "_has_ended", lambda *_: False)
     monkeypatch.setattr(job, "STOP_S", 0.0)
     with pytest.raises(RaydebugError) as late:
         job.stop("j", "mine")
     assert (asked, late.value.code, late.value.exit_code) == (["j"], "job.timeout", Exit.TIMEOUT)
     assert "`raydebug job status j --name mine`" in late.value.fix
+
+
+@pytest.mark.parametrize(
+    ("ids", "read", "stopped"),
+    [
+        (["raydebug-1", "alice-training"], "raydebug-1", "raydebug-1"),
+        (["raydebug-1", "raydebug-of-bob"], "raydebug-1", "raydebug-1"),
+        (["raydebug-of-bob", "alice-training"], "raydebug-of-bob", None),
+        (["alice-training"], "alice-training", None),
+    ],
+)
+def test_the_last_job_is_this_users(
+    ids: list[str], read: str, stopped: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Without an id a job verb takes the last job that was submitted from here; `job stop` stops nobody else's."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    RunFolder("raydebug-1")
+    jobs = [{"submission_id": each, "status": "RUNNING"} for each in ids]
+    stops: list[str] = []
+    dashboard: Any = SimpleNamespace(submitted_jobs=lambda: jobs, job=lambda each: {"status": "RUNNING"})
+    dashboard.stop_job = stops.append
+    monkeypatch.setattr(job, "_dashboard", lambda _: dashboard)
+    monkeypatch.setattr(job, "STOP_S", 0.0)
+    assert job._find(dashboard, None)["submission_id"] == read
+    with pytest.raises(RaydebugError) as refused:
+        job.stop(None, "mine")
+    assert stops == ([stopped] if stopped else [])
+    if not stopped:
+        assert refused.value.code == "job.not-ours"
+        assert all(each in refused.value.cause for each in ids)

@@ -24,7 +24,7 @@ STOP_S = 30.0
 TRACEBACK_LINES = 24  # of the first error, for people; --json has all
 
 app = typer.Typer(help="The jobs of a cluster: list, status, logs, stop, wait.")
-_Id = Annotated[str | None, typer.Argument(metavar="[JOB]", help="Its id, or the beginning of it; default: the last.")]
+_Id = Annotated[str | None, typer.Argument(metavar="[JOB]", help="Its id, or the beginning of it; default: your last.")]
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def stop(job: _Id = None, name: Name = "default") -> None:
     from raydebug.jobs.logs import wait_until
 
     dashboard = _dashboard(name)
-    found = _find(dashboard, job)
+    found = _find(dashboard, job, to_stop=True)
     submission_id = found["submission_id"]
     if _has_ended(dashboard, submission_id):
         render.say(f"job {submission_id} has ended already: {found['status'].lower()}")
@@ -246,17 +246,36 @@ def _dashboard(name: str) -> Dashboard:
     return Dashboard(load_cluster(name))
 
 
-def _find(dashboard: Dashboard, wanted: str | None) -> JobInfo:
-    """Return the job with an id, or whose id begins so; without one the last.
+def _find(dashboard: Dashboard, wanted: str | None, *, to_stop: bool = False) -> JobInfo:
+    """Return the job with an id, or whose id begins so; without one this user's last.
+
+    Args:
+        dashboard: of the cluster.
+        wanted: the id; None for the last job that was submitted from here. To be read, without one, it is the last one
+            that any raydebug has submitted, or anybody.
+        to_stop: only a job that was submitted from here needs no id.
 
     Raises:
-        RaydebugError: there is none, or several begin so.
+        RaydebugError: there is none, several begin so, or it is somebody else's.
     """
+    from raydebug.jobs.run_folder import runs_dir
+    from raydebug.jobs.submit import ID_PREFIX
+
     jobs = dashboard.submitted_jobs()
+    if wanted is None and jobs:
+        ours = [job for job in jobs if job["submission_id"].startswith(ID_PREFIX)]
+        own = [job for job in ours if (runs_dir() / job["submission_id"]).is_dir()]
+        if to_stop and not own:
+            last_of_raydebug = f", the last one of any raydebug {ours[-1]['submission_id']}" if ours else ""
+            raise RaydebugError(
+                "no job of this cluster was submitted from here",
+                cause=f"its last job is {jobs[-1]['submission_id']}{last_of_raydebug}",
+                fix="name the job: raydebug job stop JOB; `raydebug job list` shows them",
+                code="job.not-ours",
+            )
+        return (own or ours or jobs)[-1]
     found = [job for job in jobs if wanted is None or job["submission_id"].startswith(wanted)]
     exact = [job for job in found if job["submission_id"] == wanted]
-    if wanted is None and found:
-        return found[-1]
     if len(exact or found) == 1:
         return (exact or found)[0]
     ids = ", ".join(job["submission_id"] for job in (found or jobs)[-6:])

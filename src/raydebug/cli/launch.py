@@ -23,6 +23,7 @@ from raydebug.cluster.up import UpOptions
 from raydebug.commands.trainings import read_command
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.jobs import submit
+from raydebug.jobs.run_folder import RunFolder
 from raydebug.jobs.submit import Job
 from raydebug.profile.load import load_profile
 from raydebug.profile.swap import require_parts
@@ -153,6 +154,8 @@ def _run_job(cluster: Cluster, job: Job, watch: HangWatch | None, *, detach: boo
     command = " ".join(without_secret_arguments(job.command))
     render.say(render.visible(f"job {submission_id}: {command[:200]}", keep=""))
     if detach:
+        with contextlib.suppress(OSError):  # by its folder, `job` knows that the job was submitted from here
+            RunFolder(submission_id)
         render.out(submission_id)
         return Exit.OK
     from raydebug.cli.diagnose import explain

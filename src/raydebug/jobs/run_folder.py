@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from raydebug.settings.files import atomic_write, open_private, read_json, state
 VERSION = 1
 RUN, CHECK = "run", "check"
 KEPT = 50  # of each kind; a new run removes the oldest
+EMPTY_KEPT_S = 30 * 86_400
 DOCUMENT, LOG, SNAPSHOTS, STACKS = "run.json", "job.log", "snapshots", "stacks.json"
 SPANS, TASKS = "spans.jsonl", "tasks.json"
 LAST = "last"
@@ -93,10 +95,15 @@ class RunFolder:
 
 
 def remove_oldest(kind: str) -> None:
-    """Remove the oldest folders of a kind, `run` or `check`, beyond those that are kept."""
+    """Remove the oldest folders of a kind, `run` or `check`, beyond those that are kept, and old empty ones."""
     same = [folder for folder in _folders() if folder.name.startswith(f"{CHECK}-") == (kind == CHECK)]
     for folder in same[:-KEPT]:
         shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for folder in runs_dir().iterdir():  # of detached jobs that nobody has followed
+            with contextlib.suppress(OSError):
+                if folder.stat().st_mtime < time.time() - EMPTY_KEPT_S:
+                    folder.rmdir()
 
 
 def list_runs() -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ from raydebug.protocol.records import BreakpointSpec
 from raydebug.protocol.secrets import is_secret, without_secrets_in_line
 from raydebug.settings.debugger import mode_variables
 
+ID_PREFIX = "raydebug-"
 UNSURE = ("cluster.no-answer", "ray.refused")  # a busy head takes a job and says nothing, or answers with 500
 
 
@@ -260,7 +261,7 @@ def submit(cluster: Cluster, job: Job) -> str:
         RaydebugError: the cluster or its gateway does not take it, or does not say so: then the job is stopped, if it
             has come after all, and its breakpoints are removed again.
     """
-    submission_id = f"raydebug-{time.strftime('%H%M%S')}-{secrets.token_hex(3)}"
+    submission_id = f"{ID_PREFIX}{time.strftime('%H%M%S')}-{secrets.token_hex(3)}"
     if cluster.is_joined:  # its gateway is a job that anybody may stop: then no process of this one could pause
         fetch_dial_address(cluster)
         with contextlib.suppress(RaydebugError):
