@@ -1,4 +1,4 @@
-"""`python -m bench.gpu`: a process on a GPU before, during and after a pause, beside stock debugpy; writes a table.
+"""`python -m bench.gpu`: a process on a GPU before, during and after a pause, beside stock debugpy.
 
 Each repetition starts three programs one after the other: one without a debugger, one that pauses at the gateway, one
 that pauses under stock debugpy (`debugpy.listen`, as Ray's debugger does). Each times Python calls and kernel launches
@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench import measuring
 from bench.doors import Held, attach_to_stock, take_from_gateway
 from raydebug.cluster.up import choose_ports
 
@@ -151,7 +152,7 @@ async def measure(side: str, gateway: Gateway) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, and print the table or the raw numbers."""
+    """Measure, and save the table or print the raw numbers."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--json", action="store_true", help="print the raw numbers")
@@ -164,17 +165,16 @@ def main() -> None:
                 for side in (ALONE, RAYDEBUG, STOCK):
                     for key, value in asyncio.run(measure(side, gateway)).items():
                         found[key].setdefault(side, []).append(value)
-    print(json.dumps(found) if options.json else table(found))
-
-
-def table(found: dict[str, dict[str, list[float]]]) -> str:
-    """Return the figures as a table in Markdown: median, least and greatest of each side."""
-    lines = [f"Python {platform.python_version()}; {_torch()}", ""]
-    lines += ["| figure | no debugger | raydebug | stock debugpy |", "|---|---|---|---|"]
-    for key, (title, unit) in FIGURES.items():
-        cells = [_cell(found[key].get(side), unit) for side in (ALONE, RAYDEBUG, STOCK)]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    if options.json:
+        print(json.dumps(found))
+        return
+    about = f"Python {platform.python_version()}; {_torch()}; {options.repetitions} repetitions."
+    columns = ("figure", ALONE, RAYDEBUG, STOCK)
+    rows = [
+        (title, *(_cell(found[key].get(side), unit) for side in (ALONE, RAYDEBUG, STOCK)))
+        for key, (title, unit) in FIGURES.items()
+    ]
+    measuring.save_program("gpu", "A process on a GPU, before and after a pause", about, columns, rows)
 
 
 def _cell(values: list[float] | None, unit: str) -> str:
@@ -184,8 +184,8 @@ def _cell(values: list[float] | None, unit: str) -> str:
 
 
 def _torch() -> str:
-    asked: Any = "import torch; print('torch', torch.__version__, 'on', torch.cuda.get_device_name())"
-    return subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
+    program: Any = "import torch; print('torch', torch.__version__, 'on', torch.cuda.get_device_name())"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import platform
 import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from bench import figures, heads
@@ -19,6 +20,7 @@ from bench.doors import Side, side
 from bench.figures import RAYDEBUG, STOCK, Samples
 
 REPETITIONS = 15
+RESULTS = Path(__file__).with_name("results.json")
 Measure = Callable[[list[Side], int], Awaitable[Samples]]
 
 
@@ -69,6 +71,29 @@ def run_alone(program: Measure, *, needs_heads: bool = True) -> None:
     print(json.dumps({"machine": machine(), "figures": figures.document(samples)}, indent=1) if options.json else "")
     if not options.json:
         print(figures.table(samples))
+
+
+def save(part: dict[str, Any]) -> None:
+    """Put a part of the results into results.json, and make RESULTS.md from all of it."""
+    results = {**json.loads(RESULTS.read_text(encoding="utf-8")), **part}
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    RESULTS.with_name("RESULTS.md").write_text(figures.page(results), encoding="utf-8")
+
+
+def save_program(name: str, title: str, about: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Save and print the table of a program that runs by itself.
+
+    Args:
+        name: its module in this folder.
+        title: the heading of its table.
+        about: where and how it was measured.
+        columns: the heads of the table.
+        rows: its cells, as Markdown.
+    """
+    programs = json.loads(RESULTS.read_text(encoding="utf-8"))["programs"]
+    programs[name] = {"title": title, "about": about, "columns": list(columns), "rows": [list(row) for row in rows]}
+    save({"programs": programs})
+    print("\n".join(" | ".join(row) for row in (columns, *rows)))
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""Makes docs/08-faults.md from docs/faults.toml, the tests' docstrings and the results of bench/stock_faults.py."""
+"""Makes docs/contributing/faults.md from docs/faults.toml, the tests' docstrings and bench/stock_faults.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ sys.path.append(str(ROOT / "tests" / "support"))
 
 from fault_names import Proof, proofs  # noqa: E402
 
-PAGE = ROOT / "docs" / "08-faults.md"
+PAGE = ROOT / "docs" / "contributing" / "faults.md"
 CASES = ROOT / "docs" / "faults.toml"
 SEEN = ROOT / "bench" / "stock_faults.json"
 SCOPE = [
@@ -25,13 +25,13 @@ HEAD = """\
 # Faults
 
 Made by `python docs/generate.py` from docs/faults.toml, from the docstrings of the tests and from
-[bench/stock_faults.json](../bench/stock_faults.json).
+[bench/stock_faults.json](../../bench/stock_faults.json).
 
 These are faults during a pause: the task ends, a client or a network fails, or a peer sends invalid data. The cases
 have the names of raydebug's requirements. Beside each case: the behaviour of stock Ray and debugpy
 ({stock}), and the sentences that raydebug's tests prove, with the tests.
 
-Sources of the stock results: *measured* is bench/stock_faults.py, without raydebug
+Sources of the stock results: *measured* was taken by a program, without raydebug
 ({machine}, and busy: its times are not benchmarks); *observed*: by hand, with the same
 versions; *not measured* means that neither source has a result.
 

@@ -1,4 +1,4 @@
-"""`python docs/generate.py`: write docs/05-cli.md, docs/08-faults.md, and the tables of README and other pages.
+"""`python docs/generate.py`: write docs/05-cli.md, contributing/faults.md, and the tables of README and other pages.
 
 Needs raydebug installed. tests/unit/test_docs.py compares the files with it.
 """

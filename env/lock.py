@@ -23,7 +23,7 @@ from raydebug.settings.flavours import FLAVOURS, Lock, read_lock
 
 ROOT = Path(__file__).resolve().parent.parent
 ENV = ROOT / "env"
-DOCS = ROOT / "docs" / "04-pins.md"
+DOCS = ROOT / "docs" / "contributing" / "pins.md"
 RESOLVE_TIMEOUT_S = 900.0
 
 
@@ -133,7 +133,7 @@ def resolve(target: Target, options: tuple[str, ...], draft: Path) -> str:
 
 
 def pins_table() -> str:
-    """Return the table of docs/04-pins.md: what the .in files pin, as the locks resolved it, with the reason."""
+    """Return the table of pins.md: what the .in files pin, as the locks resolved it, with the reason."""
     flavours = [target.flavour for target in TARGETS if target.with_project]
     locks = {flavour: read_lock(ENV / f"{flavour}.lock") for flavour in flavours}
     asked = {name for target in TARGETS if target.with_project for name in asked_pins(inputs_of(target))}
@@ -160,7 +160,7 @@ def reasons() -> dict[str, str]:
 
 
 def documented() -> str:
-    """Return docs/04-pins.md with the tables of the pins and the licences in their places."""
+    """Return docs/contributing/pins.md with the tables of the pins and the licences in their places."""
     text = DOCS.read_text()
     for part, table in (("pins", pins_table()), ("licences", sbom.licence_table(FLAVOURS))):
         before, start, rest = text.partition(f"<!-- {part}: made by nox -s lock -->\n")
@@ -180,7 +180,7 @@ def check() -> None:
             sbom.check(lock, FLAVOURS)
     if documented() != DOCS.read_text():
         raise RaydebugError(
-            "docs/04-pins.md does not show the pins of the locks",
+            "docs/contributing/pins.md does not show the pins of the locks",
             cause="its tables differ from what env/*.lock, the reasons in env/*.in and env/sbom say",
             fix="nox -s lock",
             code="lock.docs",

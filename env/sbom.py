@@ -236,7 +236,7 @@ def check(lock: Lock, flavours: Iterable[str]) -> None:
 
 
 def licence_table(flavours: Iterable[str]) -> str:
-    """Return the table of docs/04-pins.md: packages without a licence in their metadata, and those to look at."""
+    """Return the table of pins.md: packages without a licence in their metadata, and those to look at."""
     names: dict[str, dict[str, list[str]]] = {}
     for flavour in flavours:
         for one in components_of(sbom_of(flavour)):

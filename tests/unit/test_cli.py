@@ -221,7 +221,7 @@ def test_run_refuses_a_tiny_model_that_cannot_be_made(tmp_path):
     assert done.stderr.splitlines()[-3:] == [
         "error: a tiny model cannot be made on this cluster",
         "cause: its Python has no torch and no transformers (the core flavour has none)",
-        "fix: run it on a cluster of the flavour cpu or cuda: docs/04-pins.md",
+        "fix: run it on a cluster of the flavour cpu or cuda: docs/contributing/pins.md",
     ]
 
 

@@ -17,7 +17,7 @@ import fault_names
 from raydebug.stacks.waits import VerdictKind
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md")])
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 PACKAGE_HOSTS = re.compile(
     r"https?://[^\s\"'<>]*(?:pypi\.|pythonhosted\.org|download\.pytorch\.org|npmjs\.|yarnpkg\.|conda\.anaconda|/simple\b)"
@@ -78,7 +78,7 @@ def test_attach_page_is_current(generate):
 
 
 def test_the_page_of_faults_is_current(fault_page, generate):
-    """docs/08-faults.md shows the current sentences of the tests and the stock results; every case has both."""
+    """The page of faults shows the current sentences of the tests and the stock results; every case has both."""
     assert _text(fault_page.PAGE) == fault_page.page(), f"run: {generate.REGENERATE}"
 
 

@@ -898,7 +898,7 @@ MODELS: Cases = {
                 "model.attention",
                 "verl 0.4.1 imports flash-attn on a GPU, and it is not installed",
                 why="ModuleNotFoundError in its actor; its code names flash_attention_2 and reads no setting for it",
-                fix="install a build of flash-attn for this torch (docs/04-pins.md, the older line)",
+                fix="install a build of flash-attn for this torch (docs/contributing/pins.md, the older line)",
             )
         ],
     ),

@@ -116,7 +116,7 @@ def test_no_host_and_no_path_in_env() -> None:
 
 
 def test_locks_and_docs_fit() -> None:
-    """`nox -s lint`'s check passes: no lock is stale or edited, and docs/04-pins.md shows what they hold."""
+    """`nox -s lint`'s check passes: no lock is stale or edited, and docs/contributing/pins.md shows what they hold."""
     argv = [sys.executable, "env/lock.py", "check"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -158,7 +158,7 @@ def _attention(config: TrainingConfig, version: str, *, has_flash: bool) -> Iter
             "model.attention",
             f"verl {version} imports flash-attn on a GPU, and it is not installed",
             why="ModuleNotFoundError in its actor; its code names flash_attention_2 and reads no setting for it",
-            fix="install a build of flash-attn for this torch (docs/04-pins.md, the older line)",
+            fix="install a build of flash-attn for this torch (docs/contributing/pins.md, the older line)",
         )
         return
     asked = config.get("attention") or "flash_attention_2"

@@ -107,7 +107,7 @@ def require_parts(kinds: Sequence[str], runner: Runner, folder: Path) -> None:
         raise UsageError(
             f"a tiny {kind} cannot be made on this cluster",
             cause=f"its Python has no {' and no '.join(missing)} (the core flavour has none)",
-            fix="run it on a cluster of the flavour cpu or cuda: docs/04-pins.md",
+            fix="run it on a cluster of the flavour cpu or cuda: docs/contributing/pins.md",
             code="profile.no-tiny",
         )
 

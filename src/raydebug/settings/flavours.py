@@ -88,7 +88,7 @@ def install(package: str = "", flavour: str = "") -> str:
     name = normalise(_DISTRIBUTIONS.get(package, package))
     if name and not {name, f"{name}-cpu"} & read_lock(lock).pins.keys():
         return f"pip install {name}"
-    return f"pip install --no-deps --require-hashes -r {shlex.quote(str(lock))}"  # docs/04-pins.md says why
+    return f"pip install --no-deps --require-hashes -r {shlex.quote(str(lock))}"  # docs/contributing/pins.md says why
 
 
 def installed_version(name: str) -> str | None:
