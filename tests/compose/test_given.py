@@ -182,10 +182,11 @@ def test_dry_run(project, name):
 
 @pytest.mark.timeout(60)
 def test_settings_for_compose_by_hand(tmp_path):
-    """`raydebug settings --write .env` writes a complete .env for docker compose, and refuses to overwrite it."""
+    """`raydebug up --write-env .env` writes a complete .env for docker compose, and refuses to overwrite it."""
     path = tmp_path / ".env"
-    done = raydebug("settings", "--flavour", "core", "--write", str(path), cwd=tmp_path)
+    done = raydebug("up", "--flavour", "core", "--write-env", str(path), "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    sizes = json.loads(done.stdout)["settings"]
     kept = {key: os.environ[key] for key in ("PATH", "HOME", "DOCKER_HOST") if key in os.environ}
     root = Path(__file__).resolve().parents[2]
     argv = ["docker", "compose", "--env-file", str(path), "-f", "docker-compose.yml", "-f", "docker-compose.cpu.yml"]
@@ -193,8 +194,7 @@ def test_settings_for_compose_by_hand(tmp_path):
                             timeout=30, check=False)  # fmt: skip
     assert config.returncode == 0, config.stderr
     services = json.loads(config.stdout)["services"]
-    document = json.loads(raydebug("settings", "--flavour", "core", "--json", cwd=tmp_path).stdout)
-    assert services["worker"]["environment"]["OBJECT_STORE_BYTES"] == document["settings"]["OBJECT_STORE_BYTES"]
-    assert services["head"]["pids_limit"] == int(document["settings"]["PIDS_LIMIT"])
-    again = raydebug("settings", "--flavour", "core", "--write", str(path), cwd=tmp_path)
+    assert services["worker"]["environment"]["OBJECT_STORE_BYTES"] == sizes["OBJECT_STORE_BYTES"]
+    assert services["head"]["pids_limit"] == int(sizes["PIDS_LIMIT"])
+    again = raydebug("up", "--flavour", "core", "--write-env", str(path), cwd=tmp_path)
     assert three_lines(again, 2) == f"error: cannot write {path}"

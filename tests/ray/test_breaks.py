@@ -61,14 +61,16 @@ def test_breaks_go_with_their_job(cluster, run):
 
 @pytest.mark.timeout(120)
 def test_mode(cluster, run):
-    """`raydebug mode` shows the debugger of the cluster and of each running job, and its origin."""
+    """`raydebug ps` shows the debugger of the cluster and of each running job, and its origin."""
     job = run("--debugger", "post-mortem", "--", "python", "loop.py", "8")
     wait_for(lambda: "working" in job.text, "the job to work", run=job)
-    modes = json.loads(raydebug("mode", "--name", cluster.name, "--json").stdout)["modes"]
+    modes = json.loads(raydebug("ps", "--name", cluster.name, "--json").stdout)["modes"]
     assert [(m["debugger"], m["from"]) for m in modes] == [
         ("breakpoint", "raydebug up"),
         ("post-mortem", "raydebug run --debugger"),
     ]
+    line = f"debugger   post-mortem in {modes[1]['for']} (raydebug run --debugger)"
+    assert line in raydebug("ps", "--name", cluster.name).stdout.splitlines()
     job.end()
 
 

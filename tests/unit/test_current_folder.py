@@ -22,7 +22,7 @@ VERBS = (
     "diagnose .",
     "profile list",
     "profile show -- bash run.sh",
-    "settings",
+    "up --write-env new.env",
     "vscode --print",
     "report --list",
     "paused",

@@ -99,8 +99,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 VERBS = (
     ["paused"], ["paused", "--json"], ["ps", "--processes"], ["ps", "--processes", "--json"], ["break", "list"],
     ["break", "list", "--json"], ["stacks"], ["stacks", "--all"], ["stacks", "--json"], ["job", "list"],
-    ["job", "list", "--json"], ["job", "status"], ["job", "status", "--json"], ["job", "status", "nope"], ["mode"],
-    ["mode", "--json"], ["memory"], ["memory", "--json"],
+    ["job", "list", "--json"], ["job", "status"], ["job", "status", "--json"], ["job", "status", "nope"],
+    ["memory"], ["memory", "--json"],
 )  # fmt: skip
 
 

@@ -75,7 +75,7 @@ DEFAULT_PLACES: dict[str, Callable[[], object]] = {
     "state/raydebug/runs/r/snapshots/c9.snapshot.gz": lambda: RunFolder("r").add_snapshot("c9", b""),
 }
 NEW_ONLY: dict[str, Callable[[], object]] = {
-    ".env": lambda: raydebug("settings", "--flavour", "core", "--write", ".env"),
+    ".env": lambda: raydebug("up", "--flavour", "core", "--write-env", ".env"),
     "tiny": _tiny,
     "state/raydebug/runs/r/job.log": lambda: RunFolder("r").add_log("x"),
     "pool.log": lambda: open_private(Path("pool.log")),

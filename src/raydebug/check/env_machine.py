@@ -140,7 +140,7 @@ def _processes(facts: Mapping[str, Any]) -> Iterator[Finding]:
                 "env.processes",
                 f"{limit} processes and threads are allowed ({name}); a training here may have up to {most}",
                 why=f"{ranks} GPUs and {facts['cores']} cores: each process starts a thread for each core",
-                fix=f"raise it: `ulimit -u {most}` before `raydebug up`; containers: PIDS_LIMIT (`raydebug settings`)",
+                fix=f"raise it: `ulimit -u {most}` before `raydebug up`; containers: PIDS_LIMIT (`raydebug up --write-env`)",
             )
 
 
@@ -152,7 +152,7 @@ def _memory(facts: Mapping[str, Any]) -> Iterator[Finding]:
             "env.memory",
             f"{facts['memory'] // GIB} GiB of memory may be used; {ranks} GPUs take about {least // GIB} in a training",
             why="the kernel kills a process of it, and what is offloaded from the GPUs comes on top",
-            fix="containers: a larger WORKER_MEMORY (`raydebug settings` computes it); else a machine with more",
+            fix="containers: a larger WORKER_MEMORY (`raydebug up --write-env` computes it); else a machine with more",
         )
     if facts["spill_in_memory"]:
         yield warning(

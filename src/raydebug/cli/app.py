@@ -26,11 +26,13 @@ class Verb:
         name: on the command line.
         source: `module:attribute` below raydebug.cli: a function, or the Typer app of a group.
         takes_command: whether the user's command follows after `--`.
+        hidden: whether the program's help leaves it out: a launcher or an editor calls it, and no user.
     """
 
     name: str
     source: str
     takes_command: bool = False
+    hidden: bool = False
 
     def load(self) -> Any:
         """Import the verb's module and return the function or the group."""
@@ -43,9 +45,8 @@ HEADINGS = {
         Verb("up", "up:up", takes_command=True),
         Verb("ps", "status:ps"),
         Verb("logs", "status:logs"),
-        Verb("mode", "status:mode"),
         Verb("down", "up:down"),
-        Verb("node", "node:node"),
+        Verb("node", "node:node", hidden=True),
     ),
     "Run": (
         Verb("run", "run:run"),
@@ -75,12 +76,11 @@ HEADINGS = {
     "Editors": (
         Verb("vscode", "editors:vscode"),
         Verb("listen", "editors:listen"),
-        Verb("adapter", "editors:adapter"),
+        Verb("adapter", "editors:adapter", hidden=True),
         Verb("mcp", "mcp:mcp"),
     ),
     "Make": (
         Verb("image", "make:image"),
-        Verb("settings", "make:settings"),
         Verb("tiny", "make:tiny"),
     ),
 }
@@ -107,11 +107,12 @@ class Program(VerbGroup):
     """The verbs of the program, under HEADINGS."""
 
     def headings(self) -> dict[str, list[str]]:
-        """Return HEADINGS, less the verbs that were not loaded."""
-        found = {
-            heading: [one.name for one in verbs if one.name in self.commands] for heading, verbs in HEADINGS.items()
+        """Return HEADINGS, less the verbs that are hidden or were not loaded."""
+        shown = {
+            heading: [verb.name for verb in verbs if (command := self.commands.get(verb.name)) and not command.hidden]
+            for heading, verbs in HEADINGS.items()
         }
-        return {heading: names for heading, names in found.items() if names}
+        return {heading: names for heading, names in shown.items() if names}
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:
@@ -150,7 +151,7 @@ def _build(verbs: Sequence[Verb], *, outlined: bool = False) -> typer.Typer:
         if isinstance(loaded, typer.Typer):
             app.add_typer(loaded, name=verb.name, cls=VerbGroup)
         else:
-            app.command(verb.name, cls=PassThrough if verb.takes_command else None)(loaded)
+            app.command(verb.name, cls=PassThrough if verb.takes_command else None, hidden=verb.hidden)(loaded)
     return app
 
 

@@ -1,8 +1,7 @@
-"""`raydebug image`, `settings` and `tiny`: make an image, the sizes of containers, a tiny model or dataset."""
+"""`raydebug image` and `tiny`: make an image, a tiny model or dataset."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -16,19 +15,6 @@ from raydebug.errors import UsageError
 tiny = typer.Typer(help="Make a tiny model or dataset, offline, in seconds.")
 
 _Seed = Annotated[int, typer.Option(help="The same seed gives the same bytes.")]
-# What the user has to decide.
-_ENV_HEAD = """\
-# Written by `raydebug settings` for this machine: {cores} cores, {memory} GiB, {gpus} GPUs. docker compose reads it
-# as .env; .env.example lists what else can be set.
-
-# File with the cluster's token. Make it with: (umask 077; openssl rand -hex 32 > ~/.raydebug-token)
-RAYDEBUG_TOKEN_FILE=${{HOME}}/.raydebug-token
-# The user of the containers{who}
-RAYDEBUG_UID={uid}
-RAYDEBUG_GID={gid}
-RAYDEBUG_FLAVOUR={flavour}
-
-"""
 
 
 def image(
@@ -47,59 +33,6 @@ def image(
 
     code = build_image(flavour, Path.cwd(), ["--no-cache"] if no_cache else [], dry_run=dry_run, sbom=sbom)
     raise typer.Exit(code)
-
-
-def settings(
-    flavour: Annotated[
-        str | None, typer.Option(help="core, cpu, cuda or cuda-verl04 (default: cuda with a GPU).", metavar="FLAVOUR")
-    ] = None,
-    workers: Annotated[int, typer.Option(help="Worker nodes on this machine.", min=1, metavar="N")] = 1,
-    write: Annotated[
-        Path | None, typer.Option("--write", help="Write them to a new file, such as .env.", metavar="FILE")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Compute the sizes of containers from this machine, as a commented .env for `docker compose up` by hand.
-
-    Example: raydebug settings --write .env
-    """
-    from raydebug.cluster.compose.container_user import choose_user
-    from raydebug.cluster.compose.preflight import choose_flavour
-    from raydebug.cluster.compose.sizing import GIB, as_env, look_at_host, settings_for
-    from raydebug.settings.flavours import GPU_FLAVOURS
-
-    host = look_at_host(with_gpus=flavour in (None, *GPU_FLAVOURS))
-    chosen = choose_flavour(flavour, workers, has_gpu=bool(host.gpus_bytes) or flavour in GPU_FLAVOURS)
-    sizes = settings_for(host, workers=workers)
-    if as_json:
-        render.out_json({"version": 1, "flavour": chosen, "settings": {one.name: one.value for one in sizes}})
-        return
-    uid, gid = choose_user("raydebug", Path.cwd())
-    who = "" if uid == os.getuid() else ", who must be able to read the token's file: `chown` it to this id"
-    text = _ENV_HEAD.format(
-        cores=host.cores, memory=host.memory_bytes // GIB, gpus=len(host.gpus_bytes), who=who, uid=uid, gid=gid,
-        flavour=chosen,
-    )  # fmt: skip
-    text += as_env(sizes) + ("" if workers == 1 else f"WORKERS={workers}\n")
-    if write is None:
-        render.out(text.rstrip())
-        return
-    _write_new(write, text)
-    render.say(f"wrote {write}")
-
-
-def _write_new(path: Path, text: str) -> None:
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path}",
-            cause=error.strerror or str(error),
-            fix="name a file that is not there yet; `raydebug settings` alone prints the lines",
-            code="settings.unwritable",
-        ) from error
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 @tiny.command()

@@ -1,7 +1,8 @@
-"""`raydebug ps`, `logs` and `mode`: the state of a cluster."""
+"""`raydebug ps` and `logs`: the state of a cluster."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 from collections import Counter
@@ -13,12 +14,12 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Json, Name
-from raydebug.errors import Exit, UsageError
+from raydebug.errors import Exit, RaydebugError, UsageError
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
 
-# A line of `raydebug mode --json`.
+# The debugger of the cluster or of a running job.
 _LiveMode = TypedDict("_LiveMode", {"for": str, "debugger": str, "variables": dict[str, str], "from": str})
 
 
@@ -72,7 +73,8 @@ def describe(cluster: Cluster) -> dict[str, Any]:
     from raydebug.cluster.kinds import kind_of
 
     gateway = kind_of(cluster).gateway()
-    gateway |= fetch_status(cluster) if gateway["state"] == "up" else {"tasks": [], "problem": None}
+    is_up = gateway["state"] == "up"
+    gateway |= fetch_status(cluster) if is_up else {"tasks": [], "problem": None}
     return {
         "version": 1,
         "name": cluster.name,
@@ -83,7 +85,35 @@ def describe(cluster: Cluster) -> dict[str, Any]:
         "token_file": str(cluster.token_file),
         "nodes": kind_of(cluster).nodes(),
         "pool": kind_of(cluster).prefork_pool(),
+        "modes": _live_modes(cluster) if is_up else [],
     }
+
+
+def _live_modes(cluster: Cluster) -> list[_LiveMode]:
+    """Return which debugger is live in the cluster and in each running job, and where that came from.
+
+    A cluster that does not answer, and a job with a variable that Ray does not know, have no row.
+    """
+    from raydebug.cluster.dashboard import ENDED, Dashboard
+    from raydebug.settings.debugger import mode_of, mode_variables
+
+    def add(what: str, variables: dict[str, str], origin: str) -> None:
+        with contextlib.suppress(RaydebugError):
+            live.append({"for": what, "debugger": mode_of(variables), "variables": variables, "from": origin})
+
+    live: list[_LiveMode] = []
+    of_cluster = mode_variables(cluster.debugger)
+    add("cluster", of_cluster, "raydebug up")
+    with contextlib.suppress(RaydebugError):
+        for job in Dashboard(cluster).jobs():
+            if job["status"] in ENDED or not job.get("submission_id"):
+                continue
+            given = (job.get("runtime_env") or {}).get("env_vars") or {}
+            own = {name: value for name, value in given.items() if name.startswith("RAY_DEBUG")}
+            if cluster.is_joined:  # `run` gives each job the mode of a cluster that was joined
+                own = {name: value for name, value in own.items() if of_cluster.get(name) != value}
+            add(str(job["submission_id"]), of_cluster | own, "raydebug run --debugger" if own else "the cluster")
+    return live
 
 
 def ps(
@@ -113,6 +143,9 @@ def ps(
         show_cluster(cluster, usable=not is_down)
         if is_down:
             render.out(render.visible(f"the gateway is down: {document['gateway']['reason']}"))
+        own = [f"{m['debugger']} in {m['for']}" for m in document["modes"] if m["from"] == "raydebug run --debugger"]
+        if own:
+            render.out(render.visible(f"debugger   {', '.join(own)} (raydebug run --debugger)", keep=""))
         rows = [[str(n[k] or "") for k in ("role", "ip", "state", "node_id", "reason")] for n in document["nodes"]]
         render.table(None, ["role", "ip", "state", "node", "reason"], rows)
         alive = {node["node_id"]: node["ip"] for node in document["nodes"] if node["state"] == "alive"}
@@ -228,39 +261,3 @@ def _show_audit(name: str, *, as_json: bool) -> None:
         render.out(render.visible(f"{one['at']} {one['text']}"))
     if not lines:
         render.say(f"no audit line of a cluster '{name}' is kept")
-
-
-def mode(name: Name = "default", as_json: Json = False) -> None:
-    """Show which debugger is live in the cluster and in each running job, and where that came from.
-
-    Example: raydebug mode --json
-    """
-    from raydebug.cluster.dashboard import ENDED, Dashboard
-    from raydebug.cluster.find import load_cluster
-    from raydebug.settings.debugger import mode_variables
-
-    cluster = load_cluster(name)
-    live = [_line("cluster", mode_variables(cluster.debugger), "raydebug up")]
-    for job in Dashboard(cluster).jobs():
-        if job["status"] in ENDED or not job.get("submission_id"):
-            continue
-        own = (job.get("runtime_env") or {}).get("env_vars") or {}
-        if cluster.is_joined:  # `run` gives each job the mode of a cluster that was joined
-            own = {k: v for k, v in own.items() if mode_variables(cluster.debugger).get(k) != v}
-        variables = {**mode_variables(cluster.debugger), **{k: v for k, v in own.items() if k.startswith("RAY_DEBUG")}}
-        origin = "raydebug run --debugger" if any(k.startswith("RAY_DEBUG") for k in own) else "the cluster"
-        live.append(_line(job["submission_id"], variables, origin))
-    if as_json:
-        render.out_json({"version": 1, "modes": live})
-        return
-    rows = [
-        [one["for"], one["debugger"], " ".join(f"{k}={v}" for k, v in one["variables"].items()), one["from"]]
-        for one in live
-    ]
-    render.table(None, ["for", "debugger", "variables", "from"], rows)
-
-
-def _line(what: str, variables: dict[str, str], origin: str) -> _LiveMode:
-    from raydebug.settings.debugger import mode_of
-
-    return {"for": what, "debugger": mode_of(variables), "variables": variables, "from": origin}

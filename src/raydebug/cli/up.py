@@ -82,6 +82,12 @@ _DryRun = Annotated[
         "--dry-run", help="Start nothing. compose: show the sizes chosen; slurm: the script; kubernetes: the manifest."
     ),
 ]
+_WriteEnv = Annotated[
+    Path | None,
+    typer.Option(
+        help="compose: start nothing; write the sizes chosen to a new .env for `docker compose`.", metavar="FILE"
+    ),
+]
 _GatewayPort = Annotated[
     int | None,
     typer.Option(help="Default: 5678 if free. 0 takes a free one.", min=0, max=65535, metavar="PORT"),
@@ -157,6 +163,7 @@ def up(
     hf_cache: _HfCache = False,
     env_file: _EnvFile = None,
     dry_run: _DryRun = False,
+    write_env: _WriteEnv = None,
     yes: _Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -170,6 +177,7 @@ def up(
       raydebug up --cluster ssh --hosts FILE
       raydebug up --cluster kubernetes --image IMAGE --gpus 8 --dry-run -- python train.py | kubectl apply -f -
     """
+    from raydebug.cli.env_file import write_env as write_env_file
     from raydebug.cli.up_elsewhere import join_cluster, launch_cluster, show_manifest
     from raydebug.cli.up_kinds import COMMAND, LAUNCHED, choose, refuse_for_join
     from raydebug.cluster.find import find_cluster
@@ -182,6 +190,10 @@ def up(
         say_renamed("up --warm", "up --prefork")
     after = command_of(ctx)
     given = ["--prefork" if one == "--warm" else one for one in given_options(ctx)] + ([COMMAND] if after else [])
+    if write_env is not None:
+        choose(cluster, given)  # refuses what is not for containers
+        write_env_file(write_env, flavour, 1 if workers is None else workers, as_json=as_json)
+        return
     known = find_cluster(name) if join is None and cluster != "kubernetes" and image is None else None
     if known is not None and known.is_joined:
         join = known.there.join_url  # the join again

@@ -19,6 +19,7 @@ TAKES = {
     "--env-file": ("compose",),
     "--dry-run": ("compose", "slurm", "kubernetes"),
     "--yes": ("compose",),
+    "--write-env": ("compose",),
     "--flavour": ("compose", "kubernetes"),
     "--workers": ("compose", "kubernetes"),
     "--nodes": ("slurm",),
