@@ -140,7 +140,8 @@ def _processes(facts: Mapping[str, Any]) -> Iterator[Finding]:
                 "env.processes",
                 f"{limit} processes and threads are allowed ({name}); a training here may have up to {most}",
                 why=f"{ranks} GPUs and {facts['cores']} cores: each process starts a thread for each core",
-                fix=f"raise it: `ulimit -u {most}` before `raydebug up`; containers: PIDS_LIMIT (`raydebug up --write-env`)",
+                fix=f"raise it: `ulimit -u {most}` before `raydebug up`; containers: PIDS_LIMIT "
+                "(`raydebug up --write-env`)",
             )
 
 
