@@ -53,9 +53,18 @@ def error_of(done: subprocess.CompletedProcess[str], code: int) -> list[str]:
 def test_life_of_a_cluster(cluster, other):
     """Two clusters run side by side; `ps --json` describes one; `down` ends it within 5 s and leaves nothing."""
     document = json.loads(raydebug("ps", "--name", "other", "--json").stdout)
-    assert {"version", "name", "kind", "address", "dashboard", "gateway", "token_file", "nodes", "pool"} == set(
-        document
-    )
+    assert {
+        "version",
+        "name",
+        "kind",
+        "address",
+        "dashboard",
+        "gateway",
+        "token_file",
+        "python",
+        "nodes",
+        "pool",
+    } == set(document)
     assert document["pool"] is None, "it is no warm one"
     assert (document["version"], document["name"], document["kind"]) == (1, "other", "local")
     (node,) = document["nodes"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import http.server
+import os
 import shutil
 import sys
 import threading
@@ -116,4 +117,21 @@ def test_relative_interpreter(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert local.find_interpreter("env/bin/python") == str(tmp_path / "env/bin/python")
     assert local.find_interpreter("sh") == shutil.which("sh")
-    assert local.find_interpreter(None) == sys.executable
+
+
+@pytest.mark.parametrize(
+    ("printed", "is_taken"),
+    [
+        ('{"executable": "/env/bin/python", "ray": "2.60.0", "raydebug": "0.1.0"}', True),
+        ('{"executable": "/env/bin/python", "ray": null, "raydebug": "0.1.0"}', False),
+        ('{"executable": "/env/bin/python", "ray": "2.60.0", "raydebug": null}', False),
+        ("Python 2 does not know -P", False),
+    ],
+)
+def test_the_python_of_the_shell(tmp_path, monkeypatch, printed, is_taken):
+    """Without `--python` Ray starts in the shell's `python` where that has Ray and raydebug, else in raydebug's own."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{printed}'\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert local.find_interpreter() == ("/env/bin/python" if is_taken else sys.executable)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,12 +13,13 @@ from raydebug import process
 from raydebug.check.probes import BUSY_TIMES, MARK, Facts
 from raydebug.cluster.environment import DROPPED
 from raydebug.cluster.kinds import find_running, kind_of
+from raydebug.cluster.local import find_interpreter, installed_in
 from raydebug.cluster.runner import LocalRunner, NodeRunner, Runner, run_on_each
 from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.findings import Finding, error
 from raydebug.protocol.secrets import without_secret_arguments
-from raydebug.settings.flavours import flavour_here, flavour_variables, install
+from raydebug.settings.flavours import flavour_of, flavour_variables, install
 from raydebug.trainers.config import TrainingConfig
 from raydebug.trainers.registry import TRAINERS
 from raydebug.trainers.trainer import Checks, Program
@@ -140,7 +140,7 @@ def target_of(training: Training | None, folder: Path, cluster: Cluster | None, 
     Raises:
         RaydebugError: the cluster cannot run it from here.
     """
-    nodes = [("this machine", LocalRunner(sys.executable))] if cluster is None else kind_of(cluster).runners()
+    nodes = [("this machine", LocalRunner(find_interpreter()))] if cluster is None else kind_of(cluster).runners()
     runner = nodes[-1][1]  # a worker where there is one: it has the GPUs
     if training is not None:
         folder = training.folder
@@ -160,8 +160,11 @@ def target_of(training: Training | None, folder: Path, cluster: Cluster | None, 
         changed.update((name, it) for name, it in training.environ.items() if os.environ.get(name) != it)
     environ = None
     if isinstance(runner, LocalRunner):
-        base = dict(os.environ) if cluster is None else cluster_base(cluster)
-        environ = _with_changes(local_environ(base, cluster.flavour if cluster else flavour_here()), changed)
+        if cluster is not None:
+            base, flavour = cluster_base(cluster), cluster.flavour
+        else:
+            base, flavour = dict(os.environ), flavour_of(installed_in(runner.python))
+        environ = _with_changes(local_environ(base, flavour), changed)
     return Target(
         command=tuple(training.argv) if training else (),
         program=training.program if training else None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,7 +72,7 @@ def _look_and_require(options: RunOptions) -> Surroundings:
     if options.profile_in_force is not None:
         load_profile(options.profile_in_force)
     cluster = find_running(options.name)
-    runner = LocalRunner(sys.executable) if cluster is None else kind_of(cluster).runner()
+    runner = LocalRunner(local.find_interpreter()) if cluster is None else kind_of(cluster).runner()
     if options.upload is not None:
         if cluster is None or not cluster.is_of_nodes:
             raise UsageError(

@@ -32,6 +32,8 @@ def show_cluster(cluster: Cluster, nodes: Sequence[Mapping[str, Any]] = (), *, u
     render.out(f"dashboard  {cluster.dashboard}")
     render.out(f"gateway    {cluster.gateway_host}:{cluster.gateway_port}")
     render.out(f"token      {cluster.token_file}")
+    if cluster.is_local:
+        render.out(f"python     {cluster.python}")
     kinds = Counter(f"Python {one['python']}, raydebug {one['raydebug']}" for one in nodes if "problem" not in one)
     for kind, count in kinds.items():
         render.out(render.visible(f"nodes      {count} with Ray {cluster.ray}, {kind}", keep=""))
@@ -83,6 +85,7 @@ def describe(cluster: Cluster) -> dict[str, Any]:
         "dashboard": cluster.dashboard,
         "gateway": gateway,
         "token_file": str(cluster.token_file),
+        "python": cluster.python if cluster.is_local else None,
         "nodes": kind_of(cluster).nodes(),
         "pool": kind_of(cluster).prefork_pool(),
         "modes": _live_modes(cluster) if is_up else [],

