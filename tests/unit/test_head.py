@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from raydebug.cli.pauses import named_if_lost
-from raydebug.cluster import kinds, local
+from raydebug.cluster import interpreter, kinds, local
 from raydebug.cluster.find import load_cluster
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
@@ -115,8 +115,8 @@ def test_slow_dashboard(joined, monkeypatch, programs, told):
 def test_relative_interpreter(tmp_path, monkeypatch):
     """`up --python` takes a relative path and a name on the PATH; Ray's processes get an absolute path."""
     monkeypatch.chdir(tmp_path)
-    assert local.find_interpreter("env/bin/python") == str(tmp_path / "env/bin/python")
-    assert local.find_interpreter("sh") == shutil.which("sh")
+    assert interpreter.find_interpreter("env/bin/python") == str(tmp_path / "env/bin/python")
+    assert interpreter.find_interpreter("sh") == shutil.which("sh")
 
 
 @pytest.mark.parametrize(
@@ -134,4 +134,4 @@ def test_the_python_of_the_shell(tmp_path, monkeypatch, printed, is_taken):
     python.write_text(f"#!/bin/sh\necho '{printed}'\n")
     python.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert local.find_interpreter() == ("/env/bin/python" if is_taken else sys.executable)
+    assert interpreter.find_interpreter() == ("/env/bin/python" if is_taken else sys.executable)

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from raydebug import process
-from raydebug.cluster import keeper, local, locks, private_folders, ray_node, state, tunnel
+from raydebug.cluster import interpreter, keeper, local, locks, private_folders, ray_node, state, tunnel
 from raydebug.cluster.compose import engine
 from raydebug.cluster.keeper import Restarts
 from raydebug.cluster.supervisor import Supervisor
@@ -201,7 +201,7 @@ def test_hook_in_the_users_site(tmp_path: Path, name: str, is_there: bool):
         "import site, sysconfig; sysconfig.get_paths = lambda: {'purelib': '/nowhere'}; site.getsitepackages = list\n"
         f"site.getusersitepackages = lambda: {str(tmp_path)!r}\n"
     )
-    assert json.loads(process.run([sys.executable, "-c", nowhere + local._PROBE]))["pth"] == is_there
+    assert json.loads(process.run([sys.executable, "-c", nowhere + interpreter.PROBE]))["pth"] == is_there
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_what_is_no_python(tmp_path: Path, text: str | None, what: str, cause: s
         python.write_text(text)
         python.chmod(0o755)
     with pytest.raises(RaydebugError, match=what) as failure:
-        local.probe_environment(str(python))
+        interpreter.probe_environment(str(python))
     assert cause in failure.value.cause
     assert failure.value.fix == "name a working interpreter with --python"
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from raydebug import process
 from raydebug.check.probes import BUSY_TIMES, MARK, Facts
 from raydebug.cluster.environment import DROPPED
+from raydebug.cluster.interpreter import find_interpreter, installed_in
 from raydebug.cluster.kinds import find_running, kind_of
-from raydebug.cluster.local import find_interpreter, installed_in
 from raydebug.cluster.runner import LocalRunner, NodeRunner, Runner, run_on_each
 from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError, UsageError

@@ -13,6 +13,7 @@ from raydebug.cli.run_plan import RunOptions, Surroundings, fit_gpus, plan_run
 from raydebug.cli.status import warn_without_token
 from raydebug.client.breakpoint_specs import resolve_breaks
 from raydebug.cluster import environment, local, state
+from raydebug.cluster.interpreter import find_interpreter
 from raydebug.cluster.kinds import find_running, kind_of
 from raydebug.cluster.known_folders import note_shared
 from raydebug.cluster.locks import Use
@@ -72,7 +73,7 @@ def _look_and_require(options: RunOptions) -> Surroundings:
     if options.profile_in_force is not None:
         load_profile(options.profile_in_force)
     cluster = find_running(options.name)
-    runner = LocalRunner(local.find_interpreter()) if cluster is None else kind_of(cluster).runner()
+    runner = LocalRunner(find_interpreter()) if cluster is None else kind_of(cluster).runner()
     if options.upload is not None:
         if cluster is None or not cluster.is_of_nodes:
             raise UsageError(

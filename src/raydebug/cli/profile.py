@@ -85,7 +85,7 @@ def show(
 
 def _surroundings(name: str) -> tuple[dict[str, str], Any]:
     """Return the environment of a job, and the runner to ask where that is not this Python on this machine."""
-    from raydebug.cluster import local
+    from raydebug.cluster.interpreter import probe_environment
     from raydebug.cluster.kinds import find_running, kind_of
     from raydebug.cluster.runner import LocalRunner
     from raydebug.errors import RaydebugError
@@ -97,7 +97,7 @@ def _surroundings(name: str) -> tuple[dict[str, str], Any]:
     else:
         runner = LocalRunner(sys.executable)
         try:
-            flavour = local.probe_environment(sys.executable).flavour
+            flavour = probe_environment(sys.executable).flavour
         except RaydebugError:  # no cluster can start here; a command can be looked at all the same
             flavour = "core"
     environ = {**flavour_variables(flavour), **os.environ}

