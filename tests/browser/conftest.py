@@ -13,7 +13,6 @@ import pytest
 
 import run_documents
 from chromium import NAMES, Chromium, Tab, find_chromium
-from raydebug.report.compare import comparison_page
 from raydebug.report.crash import crash_page
 from raydebug.report.run import run_page
 from snapshot_files import crashed_reward
@@ -64,7 +63,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "empty": run_page({}),
         "live": run_page({**run_documents.failed_run(), "status": "running", "ended": None}, reload_s=3600.0),
         "crash": crash_page(crashed_reward()),
-        "compared": comparison_page(run_documents.failed_run(), run_documents.quick_run(), ("../failed/", "")),
     }
     paths = {name: folder / name / "report.html" for name in texts}
     for name, path in paths.items():

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(120)
 
 Show = Callable[..., Tab]
 PHONE = {"width": 390, "height": 844}
-NAMES = ["failed", "compared", "hostile", "huge", "empty", "live", "crash"]
+NAMES = ["failed", "hostile", "huge", "empty", "live", "crash"]
 # Visible text of each row of the timeline, and the boxes of what is drawn in it.
 ROWS = """[...document.querySelectorAll('.track:not(.top)')].map(row => ({
   name: row.querySelector('.what').innerText.replace(/\\s+/g, ' ').trim(),
@@ -133,23 +133,13 @@ def test_cursor_tells_of_a_moment(show: Show, pages: dict[str, Path]) -> None:
     assert tab.ask("document.querySelector('.moment input').getAttribute('aria-valuetext')").startswith("0.00 s")
 
 
-@pytest.mark.parametrize("name", ["failed", "compared", "empty", "live", "crash"])
+@pytest.mark.parametrize("name", ["failed", "empty", "live", "crash"])
 @pytest.mark.parametrize("screen", [{}, {"dark": True}, PHONE], ids=["light", "dark", "phone"])
 def test_accessibility(show: Show, pages: dict[str, Path], axe: str, name: str, screen: dict[str, object]) -> None:
     """axe-core finds no violation in the rendered pages: contrast, names, roles, order (WCAG 2.2 A and AA)."""
     tab = show(pages[name], **screen)
     tab.ask("document.querySelectorAll('details').forEach(one => { one.open = true })")
     assert tab.violations(axe) == []
-
-
-def test_comparison(show: Show, pages: dict[str, Path]) -> None:
-    """Two runs lie on one scale: the bars of a phase are as long as they took, one below the other."""
-    tab = show(pages["compared"])
-    rows = {row["name"]: row for row in tab.ask(ROWS)}
-    first, second = rows["engine start"]["bars"]
-    assert first / second == pytest.approx(32.2 / 21.9, rel=0.05)
-    assert rows["engine start"]["figure"] == "A 32.2 s B 21.9 s \N{MINUS SIGN}10.3 s (\N{MINUS SIGN}32 %)"
-    assert rows["memory of all processes"]["curves"][1] > 100
 
 
 def test_many_pauses_and_steps(chromium: Chromium, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

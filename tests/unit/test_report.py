@@ -27,7 +27,7 @@ from raydebug.jobs.run_folder import RunFolder
 from raydebug.protocol.variables import PROFILE
 from raydebug.render import duration
 from raydebug.report import units
-from raydebug.report.compare import Difference, comparison_page, find_differences
+from raydebug.report.compare import Difference, compare, find_differences
 from raydebug.report.curves import memory_rows, memory_sum
 from raydebug.report.document import read_run
 from raydebug.report.metrics import metric_names
@@ -40,8 +40,6 @@ PAGES = {
     "failed": lambda: run_page(run_documents.failed_run()),
     "hostile": lambda: run_page(run_documents.hostile_run()),
     "empty": lambda: run_page({}),
-    "compared": lambda: comparison_page(run_documents.failed_run(), run_documents.quick_run(), ("../a/", "")),
-    "hostile compared": lambda: comparison_page(run_documents.hostile_run(), run_documents.hostile_run()),
 }
 
 
@@ -84,7 +82,7 @@ def test_nothing_is_fetched(page: str) -> None:
             assert name not in ("src", "srcset", "style", "action", "background", "data", "poster", "ping"), (tag, name)
             assert not name.startswith("on"), (tag, name)
             if name in ("href", "xlink:href"):
-                assert value in ("job.log", "../a/job.log", "#bands"), value
+                assert value in ("job.log", "#bands"), value
     assert set(re.findall(r"url\(([^)]*)\)|@import", page)) <= {"#stripes", "#net", "#going-on"}
 
 
@@ -120,7 +118,7 @@ WRONG: list[Any] = [None, 3, -1.0, math.nan, "x", True, [], {}, [None], [[]], [{
 
 @pytest.mark.parametrize("key", sorted(run_documents.failed_run()))
 def test_broken_documents(key: str) -> None:
-    """A document in which any part is missing, or of any wrong type, still makes both pages."""
+    """A document in which any part is missing, or of any wrong type, still makes a page and a comparison."""
     document = run_documents.failed_run()
     for one in (*document["memory"], *document["gpus"]):
         del one["samples"][8:]
@@ -130,7 +128,7 @@ def test_broken_documents(key: str) -> None:
     broken += [{**document, key: [{**inner, name: wrong}]} for name in inner for wrong in WRONG]
     for one in broken:
         assert "<h1>" in run_page(one)
-        assert "<h1>" in comparison_page(one, {})
+        assert compare(read_run(one), read_run({}))
 
 
 def test_measurements_that_cannot_be() -> None:
@@ -204,12 +202,12 @@ def test_dense_spans_are_drawn_by_their_share() -> None:
     half = [(float(i), i + 0.5) for i in range(10_000)]
     assert is_dense(half, 10_000.0)
     assert density(half, 10_000.0) == pytest.approx([0.5] * 400)
-    (drawn,) = draw_spans(half, Axis(10_000.0), lambda _: ("", "phase"), top=0.2, height=0.6)
+    (drawn,) = draw_spans(half, Axis(10_000.0), lambda _: ("", "phase"))
     assert "<rect" not in drawn
     assert set(re.findall(r"V([\d.]+)H", drawn)) == {"50"}
     few = [(0.0, 1.0), (50.0, 60.0)]
     assert not is_dense(few, 100.0)
-    assert [bar.count("<rect") for bar in draw_spans(few, Axis(100.0), lambda _: ("", "phase"), top=0, height=1)] == [
+    assert [bar.count("<rect") for bar in draw_spans(few, Axis(100.0), lambda _: ("", "phase"))] == [
         1,
         1,
     ]
@@ -260,9 +258,6 @@ def test_very_many_steps_are_binned() -> None:
         "NaN at step 3,001 and 1 more", "2.00 s to 1m30s", "duration of 50,000 steps: median 2.00 s",
     ):  # fmt: skip
         assert said in page, said
-    compared = comparison_page(many_steps(50_000), many_steps(40_000))
-    assert "50,000" in compared
-    assert "A: NaN at step 3,001 and 1 more" in compared
 
 
 def test_a_mean_of_huge_values() -> None:
@@ -381,16 +376,16 @@ def test_differences() -> None:
 
 
 def test_comparison() -> None:
-    """Two runs side by side: how they ended, what differs, each phase with its difference in seconds and percent."""
-    text = Parsed(PAGES["compared"]()).text
-    assert "A failed, B succeeded" in text
-    assert "actor_rollout_ref.rollout.gpu_memory_utilizationA0.6B0.5" in text
-    assert "The same in both: cluster, profile, lock." in text
-    assert "A 32.2 sB 21.9 s\N{MINUS SIGN}10.3 s (\N{MINUS SIGN}32 %)" in text
-    assert "only in Anot ended in A" in text
-    same = Parsed(comparison_page(run_documents.quick_run(), run_documents.quick_run())).text
-    assert "B took as long as A" in same
-    assert "Nothing that was recorded: command, cluster," in same
+    """Two runs as a table: how they ended, durations with their change, what differs; what is the same is left out."""
+    rows = compare(read_run(run_documents.failed_run()), read_run(run_documents.quick_run()))
+    assert {tuple(row) for row in rows} >= {
+        ("status", "failed", "succeeded", ""),
+        ("phase engine start", "32.2 s", "21.9 s", "\N{MINUS SIGN}32 %"),
+        ("phase checkpoint", "3.00 s", "-", ""),
+        ("command actor_rollout_ref.rollout.gpu_memory_utilization", "0.6", "0.5", ""),
+    }
+    assert not [row for row in rows if row[0].startswith(("cluster", "profile", "lock"))]
+    assert [row[0] for row in compare(*[read_run(run_documents.quick_run())] * 2)] == ["status"]
 
 
 def luminance(colour: str) -> float:
@@ -530,11 +525,10 @@ def test_report_of_what_was_recorded(state: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_report_of_two_runs(state: Path) -> None:
-    """`report A B` compares; the page is in the folder of B."""
-    done = raydebug(state, "raydebug-0629", "last")
-    path = Path(done.stdout.rstrip("\n"))
-    assert (path.parent.name, path.name) == ("raydebug-071204-0b17d4", "against-raydebug-062956-f43ea0.html")
-    assert "A failed, B succeeded" in path.read_text(encoding="utf-8")
+    """`report A B` prints a table, and as JSON both records with their differences."""
+    lines = [line.split() for line in raydebug(state, "raydebug-0629", "last").stdout.splitlines()]
+    assert ["raydebug-062956-f43ea0", "raydebug-071204-0b17d4", "change"] in lines
+    assert ["status", "failed", "succeeded"] in lines
     document = json.loads(raydebug(state, "raydebug-0629", "last", "--json").stdout)
     assert [run["id"] for run in document["runs"]] == ["raydebug-062956-f43ea0", "raydebug-071204-0b17d4"]
     assert document["differences"][0]["key"] == "actor_rollout_ref.rollout.gpu_memory_utilization"
@@ -572,6 +566,7 @@ def test_report_opens_the_browser(state: Path, tmp_path: Path) -> None:
     ("arguments", "what", "cause"),
     [
         (["a", "b", "c"], "3 runs cannot be compared", "a report is of one run, or of two"),
+        (["a", "b", "--open"], "--output and --open are for the page of one run", "a report is of one run, or of two"),
         (["last", "--output", "{}"], "the report cannot be written", "{}: it is a folder"),
         (
             ["last", "--output", "{}/no/x.html"],

@@ -37,7 +37,7 @@ def report(
     lists: Annotated[bool, typer.Option("--list", help="List the runs that are recorded, oldest first.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a page of a run: what failed first, where time and memory went, pauses, findings; or compare two runs.
+    """Write a page of a run: what failed first, where time and memory went, pauses, findings. Two runs: a table.
 
     One HTML file that fetches nothing. Runs are recorded by `raydebug run`.
 
@@ -46,11 +46,12 @@ def report(
       raydebug report                      the last run
       raydebug report raydebug-0629 --open
       raydebug report --follow --open      while it runs
-      raydebug report raydebug-0629 raydebug-0712 --output compared.html
+      raydebug report raydebug-0629 raydebug-0712
     """
     from raydebug.jobs.run_folder import LAST, list_runs, load_run
 
-    if follow and (lists or as_json or len(runs or ()) > 1):
+    names = runs or [LAST]
+    if follow and (lists or as_json or len(names) > 1):
         raise UsageError(
             "--follow is for the page of one run",
             cause="it writes that page again until the run ends",
@@ -65,34 +66,51 @@ def report(
     if lists:
         _list(list_runs(), as_json=as_json)
         return
-    names = runs or [LAST]
-    if len(names) > 2:
+    is_page = output is not None or opens
+    if len(names) > 2 or (len(names) == 2 and is_page):
         raise UsageError(
-            f"{len(names)} runs cannot be compared",
+            "--output and --open are for the page of one run" if is_page else f"{len(names)} runs cannot be compared",
             cause="a report is of one run, or of two",
             fix=f"raydebug report {names[0]} {names[1]}",
             code="report.too-many",
         )
     documents = [load_run(name) for name in names]
+    if len(documents) == 2:
+        _compare(documents, as_json=as_json)
+    elif as_json:
+        render.out_json(documents[0])
+    else:
+        _write(documents[0], output, opens=opens, follow=follow)
+
+
+def _compare(documents: Sequence[Mapping[str, object]], *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from raydebug.report.compare import compare, find_differences
+    from raydebug.report.document import read_run
+
+    first, second = map(read_run, documents)
     if as_json:
-        render.out_json(_document(documents))
+        differences = [asdict(each) for each in find_differences(first, second)]
+        render.out_json({"version": 1, "runs": documents, "differences": differences})
         return
+    render.table(None, ["", first.id, second.id, "change"], compare(first, second))
+
+
+def _write(document: Mapping[str, object], output: Path | None, *, opens: bool, follow: bool) -> None:
     from raydebug.report.write import write_report
 
-    if len(documents) == 1:
-        documents = [{**documents[0], "slow_step": _slow_step(documents[0])}]
-    is_live = follow and documents[0].get("status") == "running"
-    with render.waiting(
-        f"making the page of {' and '.join(render.visible(str(one.get('id')), keep='') for one in documents)}"
-    ):
-        path = write_report(documents, output, reload_s=FOLLOWS_EVERY_S if is_live else None)
+    is_live = follow and document.get("status") == "running"
+    with render.waiting(f"making the page of {render.visible(str(document.get('id')), keep='')}"):
+        page = {**document, "slow_step": _slow_step(document)}
+        path = write_report(page, output, reload_s=FOLLOWS_EVERY_S if is_live else None)
     render.out(render.visible(str(path), keep=""))
     if opens:
         _open(path)
     else:
         render.say("next: open it in a browser, here or anywhere: it is one file; --open does that")
     if is_live:
-        _follow(Path(str(documents[0]["folder"])), output)
+        _follow(Path(str(document["folder"])), output)
 
 
 def _open(path: Path) -> None:
@@ -125,22 +143,10 @@ def _follow(folder: Path, output: Path | None) -> None:
             document = read_run(folder)
             if document.get("status") != "running" or time.time() - (folder / DOCUMENT).stat().st_mtime > STALE_S:
                 break
-            write_report([document], output, reload_s=FOLLOWS_EVERY_S)
+            write_report(document, output, reload_s=FOLLOWS_EVERY_S)
     document = read_run(folder)
-    write_report([{**document, "slow_step": _slow_step(document)}], output)
+    write_report({**document, "slow_step": _slow_step(document)}, output)
     render.say("the page is written for the last time, and stays as it is")
-
-
-def _document(documents: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
-    if len(documents) == 1:
-        return documents[0]
-    from dataclasses import asdict
-
-    from raydebug.report.compare import find_differences
-    from raydebug.report.document import read_run
-
-    found = find_differences(*(read_run(document) for document in documents))
-    return {"version": 1, "runs": documents, "differences": [asdict(one) for one in found]}
 
 
 def _list(documents: Sequence[Mapping[str, object]], *, as_json: bool) -> None:

@@ -42,14 +42,14 @@ def steps_section(run: Run) -> Markup | None:
         over += f" The record of this long run has {run.steps_kept:,} of its {run.step_count:,} steps."
     if run.steps_kept > 2 * _COLUMNS:
         over += f" {run.steps_kept:,} values are drawn as {_COLUMNS} means, shaded from lowest to highest."
-    drawn = [tag("h3", "Metrics"), tag("p", over, class_="note"), charts(names, [run.steps])] if names else None
+    drawn = [tag("h3", "Metrics"), tag("p", over, class_="note"), charts(names, run.steps)] if names else None
     slow = tag("p", run.slow_step, class_="note") if run.slow_step else None
     return section("Steps", slow, _table(run, names[:TABLE_METRICS]), drawn, id="steps")
 
 
-def charts(names: Sequence[str], runs: Sequence[Sequence[Step]]) -> list[Markup | None]:
+def charts(names: Sequence[str], steps: Sequence[Step]) -> list[Markup | None]:
     """Return a small curve for each metric; all but the first ones are folded."""
-    drawn = [_chart(name, runs) for name in names[:MOST_METRICS]]
+    drawn = [_chart(name, steps) for name in names[:MOST_METRICS]]
     more = drawn[FIRST_METRICS:]
     left_out = len(names) - len(drawn)
     folded = [tag("summary", units.counted(len(more), "more metric")), tag("ul", more, class_="metrics")]
@@ -60,35 +60,25 @@ def charts(names: Sequence[str], runs: Sequence[Sequence[Step]]) -> list[Markup 
     ]
 
 
-def _chart(name: str, runs: Sequence[Sequence[Step]]) -> Markup:
-    """Return the curve of a metric over the steps of one or two runs, with its last value and its range."""
-    having = [[step for step in sorted(steps, key=lambda s: s.step) if name in step.metrics] for steps in runs]
-    curves = [
-        [(float(step.step), step.metrics[name], *step.spreads.get(name, ())[:2]) for step in steps] for steps in having
-    ]
-    known = [y for points in curves for _, *ys in points for y in ys if math.isfinite(y)]
-    first = min((points[0][0] for points in curves if points), default=0.0)
-    last = max((points[-1][0] for points in curves if points), default=1.0)
-    axis = Axis(max(last - first, 1.0))
+def _chart(name: str, steps: Sequence[Step]) -> Markup:
+    """Return the curve of a metric over the steps, with its last value and its range."""
+    having = sorted((step for step in steps if name in step.metrics), key=lambda step: step.step)
+    points = [(float(step.step), step.metrics[name], *step.spreads.get(name, ())[:2]) for step in having]
+    known = [y for _, *ys in points for y in ys if math.isfinite(y)]
+    first = points[0][0]
+    axis = Axis(max(points[-1][0] - first, 1.0))
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
     margin = (high - low or abs(high) or 1.0) * 0.06
-    drawn = [
-        draw_curve(axis, [(x - first, *ys) for x, *ys in points], low - margin, high + margin, which, _COLUMNS)
-        for points, which in zip(curves, ("s1", "s2 dashed"), strict=False)
-    ]
-    values = [units.figure(points[-1][1]) if points else "-" for points in curves]
-    label = f"{name}: {' and '.join(values)} at the end, from {units.figure(low)} to {units.figure(high)}"
-    letters = [""] if len(runs) == 1 else list("AB")
-    pairs = zip(letters, values, strict=True)
-    last_values = [tag("b", span("unit", letter and f"{letter} "), value) for letter, value in pairs]
-    odd = [_odd(steps, name, letter and f"{letter}: ") for letter, steps in zip(letters, having, strict=True)]
+    drawn = draw_curve(axis, [(x - first, *ys) for x, *ys in points], low - margin, high + margin, "s1", _COLUMNS)
+    value = units.figure(points[-1][1])
+    label = f"{name}: {value} at the end, from {units.figure(low)} to {units.figure(high)}"
     drawing = tag("svg", stretched(drawn), class_="plot small", role="img", aria_label=label)
     spread = f"{units.figure(low)} to {units.figure(high)}" if low < high else "always" if known else "no finite value"
-    below = tag("div", last_values, span("range", spread), class_="values")
-    return tag("li", tag("div", name, class_="name"), drawing, below, odd)
+    below = tag("div", tag("b", value), span("range", spread), class_="values")
+    return tag("li", tag("div", name, class_="name"), drawing, below, _odd(having, name))
 
 
-def _odd(steps: Sequence[Step], name: str, whose: str) -> Markup | None:
+def _odd(steps: Sequence[Step], name: str) -> Markup | None:
     """Return the step at which a metric became NaN or infinite, a frequent cause of failed trainings."""
     bad, count = [], 0
     for step in steps:
@@ -102,7 +92,7 @@ def _odd(steps: Sequence[Step], name: str, whose: str) -> Markup | None:
     if not bad:
         return None
     more = f" and {count - 1:,} more" if count > 1 else ""
-    return tag("div", f"{whose}{units.figure(bad[0][1])} at step {bad[0][0]:,}{more}", class_="odd")
+    return tag("div", f"{units.figure(bad[0][1])} at step {bad[0][0]:,}{more}", class_="odd")
 
 
 def _table(run: Run, names: Sequence[str]) -> Markup:

@@ -77,20 +77,9 @@ def facts(pairs: Iterable[tuple[Child, str]], class_: str = "facts") -> Markup |
     return tag("dl", rows, class_=class_) if rows else None
 
 
-def wide_table(
-    label: str,
-    class_: str,
-    head: Sequence[str],
-    rows: Child,
-    *,
-    caption: str | None = None,
-    last_spans: int | None = None,
-) -> Markup:
-    """Return a table that scrolls by itself where it is wider than the page.
-
-    `head` has a word for each column; the last one may stand above several.
-    """
-    words = [tag("th", word, scope="col", colspan=last_spans if word == head[-1] else None) for word in head]
+def wide_table(label: str, class_: str, head: Sequence[str], rows: Child, *, caption: str | None = None) -> Markup:
+    """Return a table that scrolls by itself where it is wider than the page; `head` has a word for each column."""
+    words = [tag("th", word, scope="col") for word in head]
     above = None if caption is None else tag("caption", caption)
     table = tag("table", above, tag("thead", tag("tr", words)), tag("tbody", rows), class_=class_)
     return tag("div", table, class_="wide", tabindex="0", role="region", aria_label=label)

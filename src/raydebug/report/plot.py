@@ -73,10 +73,10 @@ def plot(axis: Axis, *marks: Child, label: str, class_: str = "", bands: bool = 
                class_=f"plot {class_}".strip(), role="img", aria_label=label)  # fmt: skip
 
 
-def stretched(*marks: Child, y: str = "0", height: str = "100%") -> Markup:
-    """Return the inner box, whose 1000 x 100 units fill the plot, or a lane of it."""
-    return tag("svg", *marks, viewBox=f"0 0 {_WIDTH:.0f} {_HEIGHT:.0f}", preserveAspectRatio="none", y=y,
-               width="100%", height=height)  # fmt: skip
+def stretched(*marks: Child) -> Markup:
+    """Return the inner box, whose 1000 x 100 units fill the plot."""
+    return tag("svg", *marks, viewBox=f"0 0 {_WIDTH:.0f} {_HEIGHT:.0f}", preserveAspectRatio="none", y="0",
+               width="100%", height="100%")  # fmt: skip
 
 
 def draw_curve(axis: Axis, points: Points, low: float, high: float, class_: str, columns: int = COLUMNS

@@ -72,20 +72,20 @@ def is_dense(spans: Sequence[Interval], length_s: float) -> bool:
 
 
 def draw_spans(
-    spans: Sequence[Interval], axis: Axis, text: Callable[[Interval], tuple[str, str]], *, top: float, height: float
+    spans: Sequence[Interval], axis: Axis, text: Callable[[Interval], tuple[str, str]], height: float = 0.6
 ) -> list[Markup]:
     """Return bars; for dense spans, columns whose height is the covered share of their time.
 
-    `text` returns title and class of a bar; the lane's `top` and `height` are fractions of the drawing.
+    `text` returns title and class of a bar; the `height` of bars is a fraction of the drawing.
     """
     if is_dense(spans, axis.length):
         path = tag("path", d=columns_of(density(spans, axis.length)), class_=text((0.0, 0.0))[1])
-        return [stretched(path) if height > 0.5 else stretched(path, y=percent(top), height=percent(height))]
+        return [stretched(path)]
     bars = []
     for bar in merge(spans, _UNSEEN * axis.length):
         title, class_ = text(bar)
-        bars.append(tag("rect", tag("title", title), x=axis.at(bar[0]), width=axis.span(*bar), y=percent(top),
-                        height=percent(height), class_=class_))  # fmt: skip
+        place = {"x": axis.at(bar[0]), "width": axis.span(*bar), "y": percent((1 - height) / 2)}
+        bars.append(tag("rect", tag("title", title), **place, height=percent(height), class_=class_))
     return bars
 
 
@@ -126,7 +126,7 @@ def _phase_row(row: Row, axis: Axis, name: str) -> Markup:
         is_open = row.is_open and bar[1] >= axis.length
         return f"{name}: {span_words(bar)}" + (", not ended" if is_open else ""), "phase open" if is_open else "phase"
 
-    drawing = plot(axis, draw_spans(row.spans, axis, text, top=0.2, height=0.6), label=_label(row, name), class_="bar")
+    drawing = plot(axis, draw_spans(row.spans, axis, text), label=_label(row, name), class_="bar")
     what = [name, times(len(row.spans)) if len(row.spans) > 1 else None]
     state = span("state", " not ended") if row.is_open else None
     return track([*what, state], drawing, took(row.took_s, axis.length))
@@ -151,7 +151,7 @@ def _gap_row(missing: Sequence[Interval], missing_s: float, axis: Axis) -> Marku
     def text(bar: Interval) -> tuple[str, str]:
         return f"in no phase: {duration(bar[1] - bar[0])}, from {units.since_start(bar[0])}", "gap"
 
-    drawing = plot(axis, draw_spans(missing, axis, text, top=0.2, height=0.6), label="time in no phase", class_="bar")
+    drawing = plot(axis, draw_spans(missing, axis, text), label="time in no phase", class_="bar")
     return track(tag("i", "in no phase"), drawing, took(missing_s, axis.length), "quiet")
 
 
@@ -179,7 +179,7 @@ def _pause_row(kind: str, pauses: Sequence[Pause], axis: Axis) -> Markup:
     title = f"paused {KINDS.get(kind, kind)}"
     held = covered(spans)
     label = f"{title}: {units.counted(len(pauses), 'pause')}, {duration(held)} in all"
-    drawing = plot(axis, draw_spans(spans, axis, text, top=0.14, height=0.72), label=label, class_="bar", bands=False)
+    drawing = plot(axis, draw_spans(spans, axis, text, 0.72), label=label, class_="bar", bands=False)
     name = [title, times(len(pauses)), span("state", f" {still:,} not resumed") if still else None]
     return track(name, drawing, took(held, axis.length), "pauses")
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from raydebug.errors import UsageError
 from raydebug.jobs.run_folder import SNAPSHOTS
-from raydebug.report.compare import comparison_page
 from raydebug.report.run import run_page
 from raydebug.settings.files import atomic_write, write_named
 from raydebug.snapshot.load import describe_groups, find_snapshots
@@ -16,29 +15,20 @@ from raydebug.snapshot.load import describe_groups, find_snapshots
 PAGE = "report.html"
 
 
-def write_report(
-    runs: Sequence[Mapping[str, object]], output: Path | None = None, *, reload_s: float | None = None
-) -> Path:
-    """Write the page of one run, or of two compared, and return its path, which is absolute.
+def write_report(run: Mapping[str, object], output: Path | None = None, *, reload_s: float | None = None) -> Path:
+    """Write the page of a run, by default into its folder, and return its path, which is absolute.
 
-    Without `output` it is in the folder of the run, of the second one when there are two. With `reload_s` the page of
-    one run reads itself again after so many seconds.
+    With `reload_s` the page reads itself again after so many seconds.
 
     Raises:
         RaydebugError: the file cannot be written.
     """
-    folders = [Path(str(run["folder"])).absolute() for run in runs]
-    name = PAGE if len(runs) == 1 else f"against-{folders[0].name}.html"
-    path = (output or folders[-1] / name).absolute()
-    seen = [seen_from(path.parent, folder) for folder in folders]
-    if len(runs) == 1:
-        crashes = describe_groups(find_snapshots(str(folders[0]))) if (folders[0] / SNAPSHOTS).is_dir() else []
-        page = run_page({**runs[0], "crashes": crashes}, seen[0], reload_s=reload_s)
-    else:
-        page = comparison_page(runs[0], runs[1], (seen[0], seen[1]))
-    return write_page(
-        path, page, named=output is not None, fix="name a file that can be: `raydebug report --output FILE`"
-    )
+    folder = Path(str(run["folder"])).absolute()
+    path = (output or folder / PAGE).absolute()
+    crashes = describe_groups(find_snapshots(str(folder))) if (folder / SNAPSHOTS).is_dir() else []
+    page = run_page({**run, "crashes": crashes}, seen_from(path.parent, folder), reload_s=reload_s)
+    fix = "name a file that can be: `raydebug report --output FILE`"
+    return write_page(path, page, named=output is not None, fix=fix)
 
 
 def write_page(path: Path, page: str, *, named: bool, fix: str) -> Path:
