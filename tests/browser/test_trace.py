@@ -39,9 +39,9 @@ def test_the_trace_opens_without_a_network(viewer: Viewer, show: Callable[..., T
     """The viewer opens the trace: its title has the file's name, and nothing but loopback has answered."""
     tab = show(viewer.url)
     deadline = time.monotonic() + 120
-    while "trace.pftrace" not in tab.ask("document.title") and time.monotonic() < deadline:
+    while "trace.json" not in tab.ask("document.title") and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert "trace.pftrace" in tab.ask("document.title")
+    assert "trace.json" in tab.ask("document.title")
     answered = {urlsplit(one["response"]["url"]).hostname for one in tab.events("Network.responseReceived")}
     assert answered - {None, ""} == {"127.0.0.1"}
 
@@ -58,7 +58,7 @@ def test_only_this_machine_is_served(viewer: Viewer) -> None:
             return refused.code, refused.headers["Content-Security-Policy"]
 
     assert ask("/") == (200, POLICY)
-    assert ask("/trace.pftrace.gz") == (200, POLICY)
+    assert ask("/trace.json.gz") == (200, POLICY)
     assert ask("/", Host="evil.example")[0] == 421
     assert ask("/../../../../etc/passwd")[0] == 404
     assert viewer.server_address[0] == "127.0.0.1"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,52 +38,3 @@ def process(instance: str, *spans: dict[str, Any], **about: Any) -> list[dict[st
     """Return the lines of a process."""
     clock = {"clock": instance, "at_ns": 0, "offset_ns": 0, "error_ns": 1000}
     return [{"process": instance, "pid": 1, "wall_ns": 0, **about}, clock, {"spans": instance, "rows": [*spans]}]
-
-
-def fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the fields of a protobuf message: number, and an integer, a double or bytes."""
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-
-    while at < len(data):
-        key = varint()
-        if key & 7 == 0:
-            yield key >> 3, varint()
-        elif key & 7 == 1:
-            yield key >> 3, struct.unpack_from("<d", data, at)[0]
-            at += 8
-        else:
-            assert key & 7 == 2
-            size = varint()
-            yield key >> 3, data[at : at + size]
-            at += size
-            assert at <= len(data)
-
-
-def read_perfetto(data: bytes) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
-    """Return the tracks of a trace by their ids, and its events in their order."""
-    tracks: dict[int, dict[str, Any]] = {}
-    events = []
-    for number, packet in fields(data):
-        assert number == 1
-        found = dict(fields(packet))
-        assert found[10] == 1, "each packet has a sequence"
-        if 60 in found:
-            about = dict(fields(found[60]))
-            tracks[about[1]] = {"name": about[2].decode(), "parent": about.get(5), "order": about[12],
-                                "is_counter": 8 in about}  # fmt: skip
-        else:
-            event = dict(fields(found[11]))
-            events.append({"type": event[9], "track": event[11], "at_ns": found[8],
-                           "name": event.get(23, b"").decode(), "value": event.get(44)})  # fmt: skip
-    return tracks, events

@@ -1,4 +1,4 @@
-"""`raydebug trace`: a recorded run becomes one file in two formats, and says where a slow step lost time."""
+"""`raydebug trace`: a recorded run becomes one file, and says where a slow step lost time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import time
 import urllib.request
 import webbrowser
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from raydebug.trace.lanes import Event, arrange, groups_of
 from raydebug.trace.record import Recorded, read_recorded
 from raydebug.trace.why import explain, slowest
 from raydebug.trace.write import write_trace
-from trace_files import process, read_perfetto, recorded_run, run_folder, span
+from trace_files import process, recorded_run, run_folder, span
 
 
 def read(folder: Path) -> Recorded:
@@ -61,33 +60,23 @@ def test_the_lanes_of_a_recorded_run(recorded: Path) -> None:
                 assert found.start - 1 <= event.start <= (event.end or event.start) <= last + 1, event
 
 
-def test_both_formats_decode(recorded: Path) -> None:
-    """Perfetto's and Chrome's file have the same events; ends match begins in each track, and no time goes back."""
-    found = read(recorded)
-    written = write_trace(found)
-    assert written.path == recorded / "trace.pftrace.gz"
-    tracks, events = read_perfetto(gzip.decompress(written.path.read_bytes()))
-    kinds = Counter(event["type"] for event in events)
-    assert kinds[1] == kinds[2]
-    assert kinds[1] + kinds[3] == written.events
-    assert kinds[4] > 100, "memory and metrics are counters"
-    depth: Counter[int] = Counter()
-    last: dict[int, int] = {}
+def test_the_file(recorded: Path) -> None:
+    """Chrome's format has the events of each lane in order, counters, and top lanes in the order of their names."""
+    written = write_trace(read(recorded))
+    assert written.path == recorded / "trace.json.gz"
+    events = json.loads(gzip.decompress(written.path.read_bytes()))["traceEvents"]
+    assert sum(event["ph"] in "Xi" for event in events) == written.events
+    assert sum(event["ph"] == "C" for event in events) > 100, "memory and metrics are counters"
+    last: dict[tuple[int, int], float] = {}
     for event in events:
-        track = event["track"]
-        assert event["at_ns"] >= last.get(track, 0), tracks[track]
-        last[track] = event["at_ns"]
-        assert tracks[track]["is_counter"] == (event["type"] == 4)
-        depth[track] += {1: 1, 2: -1}.get(event["type"], 0)
-        assert depth[track] >= 0
-    assert not any(depth.values())
-    tops = [one["name"] for one in tracks.values() if one["parent"] is None]
+        if event["ph"] in "Xi":
+            lane = event["pid"], event["tid"]
+            assert event["ts"] >= last.get(lane, 0.0), event
+            assert event.get("dur", 0) >= 0
+            last[lane] = event["ts"]
+    tops = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert tops == sorted(tops), "the viewer sorts top lanes by their names"
-    json_file = write_trace(found, recorded / "trace.json")
-    loaded = json.loads(json_file.path.read_text())["traceEvents"]
-    assert sum(one["ph"] in "Xi" for one in loaded) == written.events
-    assert all(one["dur"] >= 0 for one in loaded if one["ph"] == "X")
-    assert (written.path.stat().st_mode | json_file.path.stat().st_mode) & 0o077 == 0, "only its owner reads it"
+    assert written.path.stat().st_mode & 0o077 == 0, "only its owner reads it"
 
 
 def test_overlapping_events_go_to_the_first_free_lane() -> None:
@@ -292,13 +281,11 @@ def test_a_run_of_a_newer_version(recorded: Path, name: str) -> None:
 
 
 def test_hostile_names(tmp_path: Path) -> None:
-    """Names with control characters, other alphabets and lone surrogates are written in both formats."""
+    """Names with control characters, other alphabets and lone surrogates are written."""
     names = ["\x1b[31m", "漢字", "\ud800", "x" * 5000]
     folder = run_folder(tmp_path / "r", process("a", *(span(name, n, n + 0.5) for n, name in enumerate(names))))
-    found = read(folder)
-    _, events = read_perfetto(gzip.decompress(write_trace(found).path.read_bytes()))
+    events = json.loads(write_trace(read(folder), tmp_path / "t.json").path.read_text())["traceEvents"]
     assert {"漢字", "x" * 200} <= {event["name"] for event in events}
-    json.loads(write_trace(found, tmp_path / "t.json").path.read_text())
 
 
 def test_tasks_join_their_process(tmp_path: Path) -> None:
@@ -349,7 +336,7 @@ def test_the_newest_run_is_no_check(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         document = run_folder(runs / name, []) / "run.json"
         os.utime(document, (time.time() - age_s,) * 2)
     done = CliRunner().invoke(whole_app(), ["trace"])
-    assert done.stdout == f"{runs}/raydebug-2/trace.pftrace.gz\n"
+    assert done.stdout == f"{runs}/raydebug-2/trace.json.gz\n"
 
 
 def test_the_verb(recorded: Path) -> None:
@@ -357,7 +344,7 @@ def test_the_verb(recorded: Path) -> None:
     run = CliRunner().invoke
     app = whole_app()
     wrote = run(app, ["trace", str(recorded)])
-    assert wrote.stdout == f"{recorded}/trace.pftrace.gz\n"
+    assert wrote.stdout == f"{recorded}/trace.json.gz\n"
     about = json.loads(run(app, ["trace", str(recorded), "-o", str(recorded / "t.json.gz"), "--json"]).stdout)
     assert (about["path"], about["notes"]) == (f"{recorded}/t.json.gz", [])
     assert run(app, ["trace", str(recorded), "--why", "2"]).stdout.startswith("step 2 took 9.4 s, no more than")

@@ -24,7 +24,7 @@ def trace(
         typer.Option(
             "--output",
             "-o",
-            help="Default: trace.pftrace.gz in the run's folder. A name in .json or .json.gz: Chrome's format.",
+            help="Default: trace.json.gz in the run's folder. A name in .gz is compressed.",
             metavar="FILE",
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""Lanes in Chrome's format (JSON): for chrome://tracing, speedscope, and to be joined with torch's traces. Pure.
+"""Lanes in Chrome's format (JSON), which Perfetto, speedscope and chrome://tracing open, beside torch's traces. Pure.
 
 Source: "Trace Event Format", the document of the Catapult project: X complete, i instant, C counter, M metadata.
 """

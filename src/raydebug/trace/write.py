@@ -1,4 +1,4 @@
-"""The file of a trace: its format by its name, and who can read it."""
+"""The file of a trace, and who can read it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from raydebug.errors import UsageError
 from raydebug.settings.files import atomic_write, write_named
-from raydebug.trace import chrome, perfetto
+from raydebug.trace.chrome import encode
 from raydebug.trace.lanes import groups_of
 from raydebug.trace.record import Recorded
 
-FILE = "trace.pftrace.gz"  # in the run's folder
+FILE = "trace.json.gz"  # in the run's folder
 
 
 class Written(NamedTuple):
@@ -25,15 +25,14 @@ class Written(NamedTuple):
 
 
 def write_trace(recorded: Recorded, output: Path | None = None) -> Written:
-    """Write the trace of a run; a name that ends in .json or .json.gz gets Chrome's format, one in .gz is compressed.
+    """Write the trace of a run; a file whose name ends in .gz is compressed.
 
     Raises:
         RaydebugError: the file cannot be written.
     """
     groups = groups_of(recorded)
     path = (output or Path(str(recorded.document["folder"])) / FILE).absolute()
-    is_json = path.name.endswith((".json", ".json.gz"))
-    data = (chrome if is_json else perfetto).encode(groups, recorded.start)
+    data = encode(groups, recorded.start)
     if path.name.endswith(".gz"):
         data = gzip.compress(data, 6, mtime=0)
     try:
