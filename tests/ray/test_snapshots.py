@@ -60,8 +60,11 @@ def test_every_kind_of_process(run):
 
 @pytest.mark.timeout(120)
 def test_no_snapshot(run):
-    """A cancelled task has no snapshot, nor has a crash with --no-snapshots."""
-    jobs = [run("--", "python", "crashes.py", "cancelled"), run("--no-snapshots", "--", "python", "crashes.py", "task")]
+    """A cancelled task has no snapshot, nor has a crash with RAYDEBUG_SNAPSHOTS=0."""
+    jobs = [
+        run("--", "python", "crashes.py", "cancelled"),
+        run("--", "env", "RAYDEBUG_SNAPSHOTS=0", "python", "crashes.py", "task"),
+    ]
     for job in jobs:
         job.end(1)
         assert snapshots(job) == []
@@ -94,7 +97,7 @@ def test_a_folder_that_cannot_be_written(run):
 @pytest.mark.timeout(180)
 def test_of_a_pause(run, tmp_path):
     """A snapshot of a post-mortem pause shows the crash; the pause stays, and a wrong id is refused."""
-    job: Run = run("--debugger", "post-mortem", "--no-snapshots", "--", "python", "crashes.py", "actor")
+    job: Run = run("--debugger", "post-mortem", "--", "env", "RAYDEBUG_SNAPSHOTS=0", "python", "crashes.py", "actor")
     (pause,) = job.pauses(1)
     file = tmp_path / "x.snapshot.gz"
     done = raydebug("snapshot", "--name", job.cluster.name, "--output", str(file))

@@ -8,7 +8,6 @@ import re
 import pytest
 from test_failures import CASES, HEALTHY, say
 
-from raydebug.cli.job import first_error_document, first_error_lines
 from raydebug.diagnose.answer import FAILURE, LoggedError, find_errors
 from raydebug.diagnose.cause import diagnose
 from raydebug.diagnose.read import last_words, read_lines
@@ -91,14 +90,14 @@ ConnectionResetError: [Errno 104] Connection reset by peer
 """
     lines = [*read_lines(text.splitlines(), "driver")]
     answer = diagnose(lines)
-    document = first_error_document(answer, [one for one in find_errors(lines) if one != answer.diagnoses[0].error])
-    first = document["first"]
-    assert isinstance(first, dict)
-    assert (first["kind"], first["text"], first["class"]) == ("ValueError", "it is empty.", "user-code")
-    assert (first["file"], first["line"], first["traceback"][-1]) == ("driver", 2, "ValueError: it is empty.")
-    assert first.keys() >= {"kind", "text", "who", "pid", "place", "file", "line", "at", "traceback"}
-    assert [one["kind"] for one in document["cascade"]] == ["ActorDiedError", "RuntimeError", "ConnectionResetError"]  # type: ignore[attr-defined]
-    assert first_error_document(diagnose([]), []) == {"first": None, "cascade": []}
+    first = answer.diagnoses[0]
+    record = first.as_first_error()
+    assert (record["kind"], record["text"], record["class"]) == ("ValueError", "it is empty.", "user-code")
+    assert first.error is not None
+    assert (first.error.file, first.error.line, first.error.traceback[-1]) == ("driver", 2, "ValueError: it is empty.")
+    kinds = [each.kind for each in find_errors(lines) if each != first.error]
+    assert kinds == ["ActorDiedError", "RuntimeError", "ConnectionResetError"]
+    assert diagnose([]).first is None
 
 
 @pytest.mark.parametrize(
@@ -213,7 +212,7 @@ def plain(page: str) -> str:
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case["class"] != HEALTHY])
 def test_one_answer(name: str) -> None:
-    """`run`, `job logs --first-error` and the report say of each recorded failure what `diagnose` says."""
+    """`run` and the report say of each recorded failure what `diagnose` says."""
     answer = say(name)
     assert answer.status == FAILURE
     first = answer.diagnoses[0]
@@ -221,13 +220,11 @@ def test_one_answer(name: str) -> None:
     certainty = "" if first.confidence == "exact" else f", {first.confidence}"
     words = f"{record['title']} ({first.name}{certainty}); {record['cause']}"
     assert failure_lines(first, "job")[0] == f"diagnosis: {words}"
-    assert next(iter(first_error_lines(first, []))) == f"first error: {words}"
     assert f"First error{words}" in plain(run_page({**failed_run(), "first_error": record}))
-    assert first_error_document(answer, [])["first"].items() >= record.items()  # type: ignore[attr-defined]
     who = f"raised by {record['who']}" if record["kind"] != first.name else f"in {record['who']}"
-    for text in ("\n".join(failure_lines(first, "job")), "\n".join(first_error_lines(first, []))):
-        assert who in text
-        assert record["place"] in text
+    text = "\n".join(failure_lines(first, "job"))
+    assert who in text
+    assert record["place"] in text
 
 
 def test_record_of_an_older_version() -> None:

@@ -28,7 +28,7 @@ from raydebug.jobs.follow import Explanation, _explained, _what_becomes_of
 from raydebug.jobs.follower import DEMAND_AT_MOST_S, DEMAND_POLL_S, Follower
 from raydebug.jobs.pace import MOST_S, Pace
 
-FOLLOW = ("-m", "raydebug", "job", "attach-log")
+FOLLOW = ("-m", "raydebug", "job", "logs", "-f")
 LOST = f"note: standard output is lost (%s); job {JOB} is followed without it\n"
 
 
@@ -60,7 +60,7 @@ def recorded(tmp_path: Path) -> tuple[str, int | None, str]:
 
 
 def test_reader_that_leaves(dashboard: RayDashboard, tmp_path: Path) -> None:
-    """`job attach-log | head -1` follows the job to its end: the job's exit code, the outcome, a whole record."""
+    """`job logs -f | head -1` follows the job to its end: the job's exit code, the outcome, a whole record."""
     dashboard.print("line 1\n")
     follower = follow()
     assert first_line(follower) == "line 1\n"

@@ -204,7 +204,7 @@ def test_stop_of_a_job_that_does_not_end(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(RaydebugError) as late:
         job.stop("j", "mine")
     assert (asked, late.value.code, late.value.exit_code) == (["j"], "job.timeout", Exit.TIMEOUT)
-    assert "`raydebug job status j --name mine`" in late.value.fix
+    assert "`raydebug job list --name mine`" in late.value.fix
 
 
 @pytest.mark.parametrize(

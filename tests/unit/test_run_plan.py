@@ -68,11 +68,10 @@ def test_plan_of_all_options() -> None:
     found = plan(
         PPO, cluster(), profile="debug", tiny=["model"], rollouts=Rollouts("record", Path("kept")),
         debugger="breakpoint", stop_when=["actor/gradnorm > 100"], stop_on="nonfinite", keep_watchdogs=True,
-        snapshots=False, hang_after_s=0,
+        hang_after_s=0,
     )  # fmt: skip
     assert found.job == Job(
         PPO, "/workspace", debugger="breakpoint", profile="debug", tiny=["model"], rollouts="record:kept",
-        snapshots=False,
         variables=recorder_variables({}) | {
             variables.STOP_ON: "nonfinite", variables.STOP_WHEN: json.dumps(["actor/gradnorm > 100"]),
             variables.STEP_LOGGERS: "verl.utils.tracking:Tracking.log(step,data)", variables.GPU_HISTORY: "1",

@@ -413,6 +413,6 @@ def test_a_run_without_crashes(run: Path) -> None:
         choose_snapshot(find_snapshots(), "last")
     assert failure.value.exit_code == Exit.FAILED
     assert str(failure.value) == (
-        "error: 'last' has no snapshot\ncause: none of its processes crashed, or it ran with --no-snapshots\n"
+        "error: 'last' has no snapshot\ncause: none of its processes crashed\n"
         "fix: see the report of the run: raydebug report last"
     )

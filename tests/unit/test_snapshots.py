@@ -372,7 +372,7 @@ def test_each_kind_of_crash(shared_gateway, kind: str, mode: str):
     ],
 )
 def test_no_crash(shared_gateway, body: str, variables: dict[str, str]):
-    """An exit, an interrupt, a normal end, and a job with --no-snapshots have no snapshot."""
+    """An exit, an interrupt, a normal end, and a job with RAYDEBUG_SNAPSHOTS=0 have no snapshot."""
     program = shared_gateway.start(PROGRAM.format(body), RAYDEBUG_JOB="none", **variables)
     program.communicate(timeout=50)
     assert of_job(shared_gateway, "none") == []

@@ -1,9 +1,8 @@
-"""`raydebug job`: list, follow, stop and wait for jobs; their logs and their first error."""
+"""`raydebug job`: list, follow, stop and wait for jobs; their logs."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,25 +10,34 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Json, Name
-from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable
 
     from raydebug.cluster.dashboard import Dashboard, JobInfo
-    from raydebug.diagnose.answer import Answer, Diagnosis, LoggedError
-    from raydebug.jobs.logs import Source
+    from raydebug.jobs.logs import Filter, Source
 
 STOP_S = 30.0
-TRACEBACK_LINES = 24  # of the first error, for people; --json has all
 
-app = typer.Typer(help="The jobs of a cluster: list, status, logs, stop, wait.")
+app = typer.Typer(help="The jobs of a cluster: list, logs, stop, wait.")
 _Id = Annotated[str | None, typer.Argument(metavar="[JOB]", help="Its id, or the beginning of it; default: your last.")]
+_Role = Annotated[
+    str | None, typer.Option(metavar="ROLE", help="driver, task, or a part of an actor's class: worker, engine.")
+]
+_Since = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="30s, 10m, 2h, or a time in UTC or with an offset, such as 2026-11-21T19:41:51 or ...51+01:00; by the"
+        " time stamps in the logs.",
+    ),
+]
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A job as `job list` and `job status` show it; `started` and `ended` are seconds since the epoch."""
+    """A job as `job list` shows it; `started` and `ended` are seconds since the epoch."""
 
     id: str
     status: str
@@ -67,100 +75,50 @@ def list_jobs(name: Name = "default", as_json: Json = False) -> None:
 
 
 @app.command()
-def status(job: _Id = None, name: Name = "default", as_json: Json = False) -> None:
-    """Show the state of a job; the exit code is 0 in every state.
-
-    Example: raydebug job status
-    """
-    found = _describe(_find(_dashboard(name), job))
-    if as_json:
-        render.out_json({"version": 1, **asdict(found)})
-        return
-    for word, value in asdict(found).items():
-        if value is not None and word not in ("started", "ended"):
-            render.out(render.visible(f"{word.replace('_', ' '):<10} {value}"))
-    render.out(f"{'took':<10} {found.took}")
-
-
-@app.command()
 def logs(
     job: _Id = None,
-    role: Annotated[
-        str | None, typer.Option(metavar="ROLE", help="driver, task, or a part of an actor's class: worker, engine.")
-    ] = None,
+    role: _Role = None,
     rank: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only this rank of a training group.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job has ended.")] = False,
-    since: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="30s, 10m, 2h, or a time in UTC or with an offset, such as 2026-11-21T19:41:51 or ...51+01:00; by the"
-            " time stamps in the logs.",
-        ),
-    ] = None,
-    grep: Annotated[str | None, typer.Option(metavar="RE", help="Only lines in which this is found.")] = None,
-    first_error: Annotated[
-        bool, typer.Option("--first-error", help="The earliest real error in all of its files; what followed, folded.")
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Follow until the job has ended; without another option, as `run` does."),
     ] = False,
+    since: _Since = None,
+    grep: Annotated[str | None, typer.Option(metavar="RE", help="Only lines in which this is found.")] = None,
     name: Name = "default",
-    as_json: Annotated[bool, typer.Option("--json", help="With --first-error: one JSON document.")] = False,
 ) -> None:
     """Print what the processes of a job wrote: of all, or by role and rank.
+
+    With --follow alone it does what `run` does: it records the job, says its pauses, returns its exit code, and asks at
+    Ctrl-C whether to stop it.
 
     \b
     Examples:
       raydebug job logs                                the last job's driver, and what Ray shows there
       raydebug job logs --role WorkerDict --rank 3
       raydebug job logs --follow --grep 'loss|reward'
-      raydebug job logs --first-error                  why it failed
     """
     from raydebug.cluster.find import load_cluster
     from raydebug.cluster.kinds import kind_of
-    from raydebug.jobs.logs import Filter, follow_lines, read_pattern, read_since
-    from raydebug.jobs.submit import hide_command
+    from raydebug.jobs.logs import Filter, read_pattern, read_since
 
-    if as_json and not first_error:
-        raise UsageError(
-            "--json is for --first-error",
-            cause="logs are lines of text",
-            fix="raydebug job logs --first-error --json",
-        )
+    cluster = load_cluster(name)
     wanted = Filter(
         None if since is None else read_since(since),
         None if grep is None else read_pattern(grep),
-        kind_of(load_cluster(name)).zone,
+        kind_of(cluster).zone,
     )
     dashboard = _dashboard(name)
-    found = _find(dashboard, job)
-    submission_id = found["submission_id"]
-    if first_error:
-        _show_first_error(dashboard, found, as_json=as_json)
-        return
-    shows_all = role is not None or rank is not None
+    about = _find(dashboard, job)
+    if not follow:
+        _print_logs(dashboard, about, role, rank, wanted)
+    elif any(option is not None for option in (role, rank, since, grep)):
+        _follow_logs(dashboard, about, role, rank, wanted)
+    else:
+        from raydebug.cli.diagnose import explain
+        from raydebug.jobs.follow import follow_job
 
-    def look() -> list[Source]:
-        return _sources(dashboard, submission_id, role, rank)
-
-    def show(source: Source, line: str) -> None:
-        mark = f"[{source.title}] " if shows_all else ""
-        shown = hide_command(line, found["entrypoint"])
-        render.out(render.visible_log(f"{mark}{shown}", colour=render.colour_wanted()))
-
-    if follow:
-        import asyncio
-
-        try:
-            asyncio.run(follow_lines(dashboard, look, lambda: _has_ended(dashboard, submission_id), show, wanted))
-        except KeyboardInterrupt:
-            render.say(f"left; job {submission_id} continues if it has not ended")
-            raise typer.Exit(Exit.INTERRUPTED) from None
-        return
-    sources = look()
-    if not sources:
-        raise _nothing_written(dashboard, submission_id, role, rank)
-    for source in sources:
-        for line in wanted.lines(dashboard.log_text(source.node_id, source.name).splitlines()):
-            show(source, line)
+        raise typer.Exit(follow_job(cluster, about["submission_id"], explain))
 
 
 @app.command()
@@ -185,7 +143,7 @@ def stop(job: _Id = None, name: Name = "default") -> None:
         raise RaydebugError(
             f"job {submission_id} did not end within {STOP_S:g} s",
             cause="Ray was asked to stop it, and it runs still",
-            fix=f"see `raydebug job status {submission_id}{name_option(name)}`, then stop it again",
+            fix=f"see `raydebug job list{name_option(name)}`, then stop it again",
             code="job.timeout",
             exit_code=Exit.TIMEOUT,
         )
@@ -220,20 +178,6 @@ def wait(
     info = dashboard.job(submission_id)
     render.say(f"job {submission_id}: {info['status'].lower()}")
     raise typer.Exit(exit_code_of(info))
-
-
-@app.command("attach-log")
-def attach_log(job: _Id = None, name: Name = "default") -> None:
-    """Follow a job as `raydebug run` does: its log, its pauses, its exit code; Ctrl-C asks whether to stop it.
-
-    Example: raydebug job attach-log
-    """
-    from raydebug.cli.diagnose import explain
-    from raydebug.cluster.find import load_cluster
-    from raydebug.jobs.follow import follow_job
-
-    found = _find(_dashboard(name), job)
-    raise typer.Exit(follow_job(load_cluster(name), found["submission_id"], explain))
 
 
 # What they share
@@ -303,14 +247,56 @@ def _sources(dashboard: Dashboard, submission_id: str, role: str | None, rank: i
     return select_sources(find_sources(dashboard, job), chosen, rank)
 
 
+def _print_logs(dashboard: Dashboard, about: JobInfo, role: str | None, rank: int | None, wanted: Filter) -> None:
+    sources = _sources(dashboard, about["submission_id"], role, rank)
+    if not sources:
+        raise _nothing_written(dashboard, about["submission_id"], role, rank)
+    from raydebug.jobs.logs import lines_of
+
+    show = _printer(about, has_titles=role is not None or rank is not None)
+    for source in sources:
+        for line in wanted.lines(lines_of(dashboard.log_text(source.node_id, source.name))):
+            show(source, line)
+
+
+def _follow_logs(dashboard: Dashboard, about: JobInfo, role: str | None, rank: int | None, wanted: Filter) -> None:
+    import asyncio
+
+    from raydebug.jobs.logs import follow_lines
+
+    submission_id = about["submission_id"]
+    show = _printer(about, has_titles=role is not None or rank is not None)
+
+    def look() -> list[Source]:
+        return _sources(dashboard, submission_id, role, rank)
+
+    try:
+        asyncio.run(follow_lines(dashboard, look, lambda: _has_ended(dashboard, submission_id), show, wanted))
+    except KeyboardInterrupt:
+        render.say(f"left; job {submission_id} continues if it has not ended")
+        raise typer.Exit(Exit.INTERRUPTED) from None
+
+
+def _printer(about: JobInfo, *, has_titles: bool) -> Callable[[Source, str], None]:
+    """Return what prints a line of a job's logs, without the secrets of its command."""
+    from raydebug.jobs.submit import hide_command
+
+    def show(source: Source, line: str) -> None:
+        mark = f"[{source.title}] " if has_titles else ""
+        shown = hide_command(line, about["entrypoint"])
+        render.out(render.visible_log(f"{mark}{shown}", colour=render.colour_wanted()))
+
+    return show
+
+
 def _nothing_written(dashboard: Dashboard, submission_id: str, role: str | None, rank: int | None) -> RaydebugError:
-    there = _sources(dashboard, submission_id, "", None)
-    asked = " ".join(filter(None, [role and f"--role {role}", None if rank is None else f"--rank {rank}"]))
-    titles = sorted({source.title for source in there})
+    sources = _sources(dashboard, submission_id, "", None)
+    options = " ".join(filter(None, [role and f"--role {role}", None if rank is None else f"--rank {rank}"]))
+    titles = sorted({source.title for source in sources})
     return RaydebugError(
-        f"no process of job {submission_id} is {asked or 'its driver'}",
+        f"no process of job {submission_id} is {options or 'its driver'}",
         cause=f"it has: {', '.join(titles[:12])}" if titles else "no file of it is left on any node",
-        fix=f"--role {there[-1].role}, or leave both out" if titles else "did it start? `raydebug job status`",
+        fix=f"--role {sources[-1].role}, or leave both out" if titles else "did it start? `raydebug job list`",
         code="job.no-logs",
     )
 
@@ -332,52 +318,3 @@ def _describe(job: JobInfo) -> _Job:
         exit_code=exit_code_of(job) if job["status"] in ENDED else None,
         message=scrubbed(message) or None,
     )
-
-
-def _show_first_error(dashboard: Dashboard, found: JobInfo, *, as_json: bool) -> None:
-    from raydebug.diagnose.answer import find_errors
-    from raydebug.diagnose.inputs import LIMIT_S
-    from raydebug.diagnose.run_diagnosis import diagnose_job, find_run
-
-    job = found["submission_id"]
-    with render.waiting(f"reading what the processes of job {job} wrote"):
-        answer, lines = diagnose_job(dashboard, job, find_run(job), LIMIT_S)
-        error = answer.first.error if answer.first is not None else None
-        cascade = [one for one in find_errors(lines) if one != error] if answer.first is not None else []
-    if as_json:
-        render.out_json({"version": 1, "job": job, **first_error_document(answer, cascade)})
-    elif answer.first is None:
-        render.say(f"no error in the files of job {job} ({found['status'].lower()})")
-    else:
-        for line in first_error_lines(answer.first, cascade):
-            render.out(render.visible(line))
-
-
-def first_error_document(answer: Answer, cascade: Sequence[LoggedError]) -> dict[str, object]:
-    """Return the document of `--first-error --json`."""
-    first = answer.first
-    if first is None:
-        return {"first": None, "cascade": []}
-    about = {} if first.error is None else asdict(first.error)
-    return {"first": about | first.as_first_error(), "cascade": [asdict(one) for one in cascade]}
-
-
-def first_error_lines(first: Diagnosis, cascade: Sequence[LoggedError]) -> Iterator[str]:
-    """Yield the first error for people: what it is, whose, its traceback, and what followed, folded."""
-    from raydebug.diagnose.answer import headline, origin
-
-    record = first.as_first_error()
-    yield f"first error: {''.join(headline(record))}"
-    if whose := origin(record):
-        yield f"  {whose}"
-    error = first.error
-    traceback = error.traceback if error is not None else [first.evidence[0].text]
-    lines = [line for line in traceback if line.strip(" ^~")]  # markers: Ray drops the lines that they mark
-    if len(lines) > TRACEBACK_LINES:
-        yield f"    ... {len(lines) - TRACEBACK_LINES} lines before"
-    yield from (f"    {line}" for line in lines[-TRACEBACK_LINES:])
-    same = "the same error, seen by others"
-    kinds = Counter(same if error is not None and one.title == error.title else one.kind for one in cascade)
-    if kinds:
-        counted = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in kinds.items())
-        yield f"  followed by: {counted}; --json has them"

@@ -85,7 +85,7 @@ def _list(found: Sequence[SnapshotFile], target: str, *, as_json: bool) -> None:
         rows = [{"file": str(one.path.absolute()), **{key: one.summary.get(key) for key in kept}} for one in found]
         render.out_json({"version": 1, "snapshots": rows})
     elif not found:
-        render.say(f"'{target}' has no snapshot: none of its processes crashed, or it ran with --no-snapshots")
+        render.say(f"'{target}' has no snapshot: none of its processes crashed")
     else:
         _show(found)
         render.say(f"next: {render.command('raydebug', 'open', target)}")

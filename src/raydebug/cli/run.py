@@ -83,9 +83,6 @@ def run(
             metavar="report|pause|stop",
         ),
     ] = "report",
-    no_snapshots: Annotated[
-        bool, typer.Option("--no-snapshots", help="Leave no snapshots of crashes in the run's folder.")
-    ] = False,
     no_spans: Annotated[
         bool, typer.Option("--no-spans", help="Record no phases, samples, requests and tasks for `raydebug trace`.")
     ] = False,
@@ -157,7 +154,6 @@ def run(
         keep_watchdogs=keep_watchdogs,
         hang_after_s=hang_after,
         on_hang=on_hang,
-        snapshots=not no_snapshots,
         spans=not no_spans,
         gpu_history=gpu_history,
         detach=detach,

@@ -50,7 +50,6 @@ class RunOptions:
     keep_watchdogs: bool = False
     hang_after_s: float | None = None
     on_hang: Literal["report", "pause", "stop"] = "report"
-    snapshots: bool = True
     spans: bool = True
     gpu_history: bool = False
     detach: bool = False
@@ -127,7 +126,6 @@ def plan_run(options: RunOptions, there: Surroundings, environ: Mapping[str, str
         tiny=options.tiny,
         rollouts="" if options.rollouts is None else options.rollouts.as_variable(),
         variables=debugging | tripwires | _history_variables(options),
-        snapshots=options.snapshots,
         spans=options.spans,
     )
     return RunPlan(mode, job, watch, notes)

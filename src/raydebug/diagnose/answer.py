@@ -18,7 +18,7 @@ _PID = re.compile(r"\bpid[= ](\d+)")
 
 @dataclass(frozen=True)
 class LoggedError:
-    """One error in a log, as `job logs --first-error --json` has it."""
+    """One error in a log, as the record of a run has it."""
 
     kind: str  # the exception's class; of another line, the class of its diagnosis
     text: str  # its message, first line

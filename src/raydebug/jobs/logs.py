@@ -195,6 +195,11 @@ def read_pattern(text: str) -> re.Pattern[str]:
         ) from error
 
 
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a log; unlike splitlines, a progress bar with many CRs is one of them."""
+    return text.removesuffix("\n").split("\n") if text else []
+
+
 async def follow_lines(
     dashboard: Dashboard,
     look: Callable[[], list[Source]],
@@ -234,8 +239,7 @@ async def follow_lines(
         await asyncio.gather(*reading.values(), return_exceptions=True)
     for source in sources:  # lines between the last piece and the end
         with contextlib.suppress(RaydebugError):
-            text = await asyncio.to_thread(dashboard.log_text, source.node_id, source.name)
-            lines = text.removesuffix("\n").split("\n") if text else []  # not splitlines: a progress bar has many \r
+            lines = lines_of(await asyncio.to_thread(dashboard.log_text, source.node_id, source.name))
             for line in wanted.lines(lines[seen.get(source, 0) :], states.get(source)):
                 on_line(source, line)
 

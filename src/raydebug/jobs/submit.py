@@ -45,7 +45,6 @@ class Job:
         profile: name of the profile to apply, or None.
         tiny: what is replaced by a tiny one: `model`, `data`.
         rollouts: what is done with rollouts (profile/rollouts.py); empty for nothing.
-        snapshots: whether crashes leave snapshots.
         spans: whether its processes keep spans for `raydebug trace`.
         variables: further environment variables of the user's.
     """
@@ -57,7 +56,6 @@ class Job:
     profile: str | None = None
     tiny: list[str] = field(default_factory=list)
     rollouts: str = ""
-    snapshots: bool = True
     spans: bool = True
     variables: dict[str, str] = field(default_factory=dict)
 
@@ -78,8 +76,6 @@ def job_variables(job: Job, submission_id: str, *, node_gpus: int = 0) -> dict[s
     }
     if job.debugger is not None:
         environment |= mode_variables(job.debugger)
-    if not job.snapshots:
-        environment[variables.SNAPSHOTS] = "0"
     if not job.spans:
         environment[variables.SPANS] = "0"
     if job.breaks:

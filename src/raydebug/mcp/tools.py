@@ -265,7 +265,7 @@ class Tools:
         said = self._raydebug(timeout_s, "run", "--detach", *options, "--", *shlex.split(command))
         job = said.split()[-1]
         # Another process follows the job into the folder of the run, and does so to the end when this server has left.
-        argv = [sys.executable, SAFE_PATH, "-m", "raydebug", "job", "attach-log", "--name", self._name, "--", job]
+        argv = [sys.executable, SAFE_PATH, "-m", "raydebug", "job", "logs", "-f", "--name", self._name, "--", job]
         self._following.append(process.start(argv, env=os.environ, output=subprocess.DEVNULL, new_session=True))
         return self._answers.make(f"started {job}", said, "next: overview()")
 

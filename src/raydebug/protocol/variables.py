@@ -61,7 +61,7 @@ JOB = "RAYDEBUG_JOB"
 """Submission id of the job that a process belongs to."""
 
 SNAPSHOTS = "RAYDEBUG_SNAPSHOTS"
-"""0: crashes of the job leave no snapshots (`raydebug run --no-snapshots`)."""
+"""0: crashes leave no snapshots."""
 
 SPANS = "RAYDEBUG_SPANS"
 """0: processes of the job keep no spans (`raydebug run --no-spans`)."""

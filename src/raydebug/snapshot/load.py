@@ -81,7 +81,7 @@ def choose_snapshot(found: Sequence[SnapshotFile], target: str, pick: str | None
     """
     if not found:
         raise RaydebugError(
-            f"'{target}' has no snapshot", cause="none of its processes crashed, or it ran with --no-snapshots",
+            f"'{target}' has no snapshot", cause="none of its processes crashed",
             fix=f"see the report of the run: {render.command('raydebug', 'report', target)}", code="snapshot.none",
         )  # fmt: skip
     groups = group_same(found)

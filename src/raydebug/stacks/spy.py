@@ -59,7 +59,7 @@ def read_process(pid: int, *, native: bool) -> Seen:
     """
     before = _state_of(pid)
     if before in GONE:
-        return {"gone": True, "cause": f"process {pid} has ended", "fix": "raydebug job logs --first-error"}
+        return {"gone": True, "cause": f"process {pid} has ended", "fix": "raydebug diagnose"}
     seen = _run_spy(pid, native=native)
     seen["stopped"] = before in STOPPED
     seen["cpu_s"] = cpu_seconds(pid)

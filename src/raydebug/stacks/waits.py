@@ -17,7 +17,7 @@ from raydebug.render import command, runs
 from raydebug.stacks.groups import active_thread, is_library, place_of
 
 CERTAIN, LIKELY = "certain", "likely"
-LOGS = "raydebug job logs --first-error"
+LOGS = "raydebug diagnose"
 SEARCHED_FRAMES = 10  # innermost ones of a stack
 COLLECTIVE: Final = "collective"
 # docs/09-hangs.md explains each; a test compares.
