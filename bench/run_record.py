@@ -69,7 +69,7 @@ def main() -> None:
                 largest = max(largest, (recorder.folder / "run.json").stat().st_size)
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory
         began = time.process_time()
-        page = write_report([load_run("bench")])
+        page = write_report(load_run("bench"))
         took = time.process_time() - began
         print(f"{hours:g} h: run.json at most {largest / 2**20:.1f} MiB, {memory / 1024:.0f} MiB more memory")
         print(f"a write at most {1000 * slowest:.0f} ms of processor time")

@@ -432,7 +432,7 @@ def test_check_leaves_a_folder(tmp_path: Path) -> None:
     assert (document["kind"], document["status"], document["exit_code"]) == ("check", "failed", 1)
     assert document["phases"] == [{"name": "stage data", "start_s": 0.0, "end_s": 1.5}]
     assert document["findings"] == [{**finding.as_json(), "stage": "data"}]
-    page = write_report([document]).read_text()
+    page = write_report(document).read_text()
     assert "data.column-missing" in page
     assert "changed nothing" not in page
     assert "x1y2z3" not in page + json.dumps(document)
