@@ -67,7 +67,7 @@ PYTHON_TESTS = (
     ),
     "tests/unit/test_policies.py::test_stops_only_where_it_should",
 )
-WORKERS = 4  # of pytest-xdist: most tests wait most of their time
+WORKERS = 3  # of pytest-xdist: each may have a Ray of its own, and some tests wait
 CONTAINER_WORKERS = 2  # one cluster at a time, and beside it the group "long", which sleeps most of its time
 ALONE = "alone"  # the marker of tests that measure time or CPU: nothing runs beside them
 # What the processes of a training import: loading it once in a new environment leaves bytecode for just that (20 s on

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from runs import wait_for
@@ -27,10 +29,16 @@ POST_MORTEMS = [
     ("pm_init", "FailsInInit.__init__", "ValueError: init 41"),
     ("pm_thread", "Actor.thread_that_fails.<locals>.body", "ValueError: thread 41"),
 ]
+LONG = ("init", "fork", "spawn", "pm_nested", "pm_async", "pm_init", "pm_thread")
+
+
+def rows(cases: list[tuple[str, str, str]]) -> list[Any]:
+    """Return the parameters of a test, the longer ones marked."""
+    return [pytest.param(*case, id=case[0], marks=[pytest.mark.long] * (case[0] in LONG)) for case in cases]
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("case", "function", "secret"), BREAKPOINTS, ids=[b[0] for b in BREAKPOINTS])
+@pytest.mark.parametrize(("case", "function", "secret"), rows(BREAKPOINTS))
 def test_breakpoint(run, dashboard, case, function, secret):
     """F15: a breakpoint in each of these places is listed with its place, shows its locals, and the program resumes.
 
@@ -66,6 +74,7 @@ def test_child_has_the_ids_of_its_parent(run):
     assert "done: actor_child" in job.end()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_program_without_ray_is_nobodys_child(run):
     """A job's program that never connects to Ray has no parent, although a Ray actor started it."""
@@ -77,7 +86,7 @@ def test_program_without_ray_is_nobodys_child(run):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("case", "function", "exception"), POST_MORTEMS, ids=[p[0] for p in POST_MORTEMS])
+@pytest.mark.parametrize(("case", "function", "exception"), rows(POST_MORTEMS))
 def test_post_mortem(run, case, function, exception):
     """A crash there pauses once, at the frame that raised, with its locals; the program then fails as without us."""
     job = run("--debugger", "post-mortem", "--", "python", "cases.py", case)

@@ -22,8 +22,9 @@ from raydebug.cluster import local, state
 from raydebug.cluster.find import find_cluster, load_cluster
 from raydebug.dap import DapSession, RequestFailed
 from raydebug.settings.flavours import has_token_mode
-from runs import JOBS, raydebug, wait_for
+from runs import JOBS, WAIT_S, raydebug, wait_for
 
+LONG = pytest.mark.long
 UP = ("up", "--cluster", "local", "--dashboard-port", "0", "--gateway-port", "0", "--name")
 
 
@@ -108,7 +109,7 @@ def test_workers_listen_on_any_free_port(cluster, run):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("victim", ["raylet", "gcs_server"])
+@pytest.mark.parametrize("victim", ["raylet", pytest.param("gcs_server", marks=LONG)])
 def test_ps_says_that_ray_died(other, victim):
     """When Ray dies, `ps` reports it with the reason within seconds, `up` names the remedy, and `down` removes all."""
     (process,) = [p for p in local.marked_processes(other) if p.name() == victim]
@@ -146,7 +147,12 @@ def test_gateway_comes_back(other):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    ("phase", "after_s"), [("starting cluster", 0), ("starting cluster", 0.3), ("starting Ray", 0)]
+    ("phase", "after_s"),
+    [
+        pytest.param("starting cluster", 0, marks=LONG),
+        pytest.param("starting cluster", 0.3, marks=LONG),
+        ("starting Ray", 0),
+    ],
 )
 def test_ctrl_c_during_up_leaves_nothing(private_state, phase, after_s):
     """Ctrl-C at any moment of `up` exits with 130 and leaves no process and no record."""
@@ -173,7 +179,7 @@ def test_two_ups_at_once(private_state):
     argv = [str(Path(sys.executable).parent / "raydebug"), *UP, "twice"]
     both = [subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     try:
-        ends = sorted((one.communicate(timeout=50)[1], one.returncode) for one in both)
+        ends = sorted((one.communicate(timeout=WAIT_S)[1], one.returncode) for one in both)
         assert sorted(code for _, code in ends) == [0, 3]
         assert any("another `raydebug up` of cluster 'twice' is at work" in said for said, _ in ends)
     finally:
@@ -257,6 +263,7 @@ def test_wrong_token(cluster):
         assert "the token is not this cluster's" in error_of(run, 1)[2]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_token_ends_with_its_cluster(other):
     """S10: after `down` a cluster's token opens nothing: the next cluster of this name, on its ports, has another."""
@@ -325,7 +332,10 @@ def heeds_hangups() -> None:
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL], ids=["its terminal is closed", "killed"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGHUP, id="its terminal is closed", marks=LONG), pytest.param(signal.SIGKILL, id="killed")],
+)
 def test_run_that_is_gone_takes_its_cluster_with_it(private_state, tmp_path, number):
     """A cluster that `run` started for itself ends with it in every case, with its paused job."""
     (tmp_path / "job.py").write_text("import ray\n\nray.init()\nbreakpoint()\n")

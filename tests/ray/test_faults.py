@@ -54,8 +54,11 @@ def returns_to_the_shell(child: pexpect.spawn) -> float:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("fault", "error"),
-    [("cancel", "TaskCancelledError"), ("cancel_by_force", "TaskCancelledError"), ("kill", "ActorDiedError")],
-    ids=["F8", "F8-force", "F9"],
+    [
+        pytest.param("cancel", "TaskCancelledError", id="F8"),
+        pytest.param("cancel_by_force", "TaskCancelledError", id="F8-force", marks=pytest.mark.long),
+        pytest.param("kill", "ActorDiedError", id="F9"),
+    ],
 )
 def test_ended_while_paused(run, prompt, took, tmp_path: Path, fault: str, error: str) -> None:
     """F8, F9: the prompt of a cancelled task, or of a killed actor, ends within 2 s; the driver gets Ray's error."""
@@ -182,6 +185,7 @@ def test_two_threads_of_one_worker(run) -> None:
     assert "done: two_threads" in job.end()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_32_at_one_prompt(run, cluster: Cluster) -> None:
     """F13: 32 simultaneous pauses are all listed, each can be attached, and one prompt shows the values of all."""

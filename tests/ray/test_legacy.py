@@ -56,6 +56,7 @@ def _listening(pids: set[int]) -> list[Any]:
     return [c.laddr for c in connections if c.status == psutil.CONN_LISTEN and c.pid in pids]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_post_mortem(run: Callable[..., Run]) -> None:
     """A crash under legacy-post-mortem is listed once, at the frame that raised; the job then fails as without us."""
@@ -67,6 +68,7 @@ def test_post_mortem(run: Callable[..., Run]) -> None:
     assert "done: pm_task" in job.end()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_ray_debug_takes_it(run: Callable[..., Run], cluster: Cluster) -> None:
     """`ray debug` lists the same stop at the user's line and opens it; it leaves our list, and the job resumes."""
@@ -86,6 +88,7 @@ def test_ray_debug_takes_it(run: Callable[..., Run], cluster: Cluster) -> None:
     child.close(force=True)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_ray_debug_has_nothing_left(run: Callable[..., Run], cluster: Cluster) -> None:
     """A stop that our console resumed is no longer in the list of `ray debug`."""

@@ -208,6 +208,7 @@ def test_busy_machine(open_cluster: Cluster, job: Run) -> None:
     look_at_both(job)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_stopped_processes_of_ray(open_cluster: Cluster, job: Run) -> None:
     """F62: a raylet and an agent stopped by SIGSTOP for a minute are slow; `ps` reports it, and nothing is ended."""
@@ -218,7 +219,7 @@ def test_stopped_processes_of_ray(open_cluster: Cluster, job: Run) -> None:
     try:
         wait_for(lambda: [node["state"] for node in nodes()] == ["slow"], "`ps` to say that the node is slow")
         shown = raydebug("ps", "--name", "open")
-        time.sleep(max(0.0, begin + (60.0 if LONG else 0.0) - time.monotonic()))
+        time.sleep(max(0.0, begin + 60.0 - time.monotonic()))
     finally:
         for one in stopped:
             one.send_signal(signal.SIGCONT)
@@ -266,6 +267,7 @@ def test_gateway_that_keeps_dying(open_cluster: Cluster, job: Run) -> None:
     wait_for(lambda: 'the code is ["the owner\'s", "the owner\'s"]' in job.text, "the job's answer", run=job)
 
 
+@pytest.mark.long
 def test_killed_raylet(open_cluster: Cluster, job: Run, took: Callable[..., None]) -> None:
     """F63: a killed raylet is detected within 3 s, and `ps` reports that it has ended."""
     raylet = process_of(open_cluster, "raylet")
@@ -280,6 +282,7 @@ def test_killed_raylet(open_cluster: Cluster, job: Run, took: Callable[..., None
     assert reason.endswith(" ended")
 
 
+@pytest.mark.long
 def test_cluster_of_two_runs(private_state: Path, tmp_path: Path) -> None:
     """Two `run`s without a cluster share one: it outlives the first, `up` takes it over, and then it stays."""
     name = "owned"

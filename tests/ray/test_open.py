@@ -10,7 +10,7 @@ import pytest
 
 from runs import Run, raydebug
 
-pytestmark = pytest.mark.xdist_group("ray-snapshots")
+pytestmark = pytest.mark.xdist_group("ray-stacks")  # they share its cluster
 
 
 @pytest.mark.timeout(120)

@@ -139,6 +139,7 @@ def test_forks_pause_as_started_processes_do(warm_cluster, tmp_path):
     assert places == ["task", "safe_load", "score"]
 
 
+@pytest.mark.long
 def test_a_killed_worker_is_dead_for_ray(start):
     """Ray detects SIGKILL of a forked worker at once; its proxy process ends too."""
     job = start("wait")
@@ -148,6 +149,7 @@ def test_a_killed_worker_is_dead_for_ray(start):
     assert "the actor died" in job.end()
 
 
+@pytest.mark.long
 def test_a_killed_proxy_ends_its_worker(warm_cluster, start):
     """SIGKILL of the process that Ray started ends the forked worker, and Ray detects it."""
     job = start("wait")
@@ -175,6 +177,7 @@ def is_proxy_of(process: psutil.Process, pid: int) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_a_killed_zygote_harms_no_job(warm_cluster, start):
     """SIGKILL of the zygote does not disturb the job's processes; stopping the job then leaves no process behind."""
     job = start("wait")

@@ -50,11 +50,11 @@ def at_work(
     ("how", "who", "thread"),
     [
         ("actor", "Worker", "MainThread"),
-        ("async", "AsyncWorker", "AsyncIO Thread: default"),
+        pytest.param("async", "AsyncWorker", "AsyncIO Thread: default", marks=pytest.mark.long),
         ("threads", "Worker", "Dummy-"),
-        ("task", "ray::task", "MainThread"),
+        pytest.param("task", "ray::task", "MainThread", marks=pytest.mark.long),
         ("driver", "driver", "MainThread"),
-        ("fork", "ray::Worker.fork", "MainThread"),
+        pytest.param("fork", "ray::Worker.fork", "MainThread", marks=pytest.mark.long),
     ],
     ids=["actor", "async", "threads", "task", "driver", "fork"],
 )

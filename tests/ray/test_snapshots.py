@@ -15,7 +15,7 @@ import pytest
 from raydebug.jobs.run_folder import runs_dir
 from runs import Run, raydebug, three_lines, wait_for
 
-pytestmark = pytest.mark.xdist_group("ray-snapshots")
+pytestmark = pytest.mark.xdist_group("ray-stacks")  # they share its cluster
 MODES = {"task": "legacy", "actor": "breakpoint"}
 MANY = 32 if os.environ.get("RAYDEBUG_TEST_LONG") == "1" else 8
 
@@ -71,6 +71,7 @@ def test_no_snapshot(run):
     assert "snapshot" not in jobs[1].text
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_two_jobs_at_once(run):
     """Each of two jobs, one of them with the legacy debugger, has its own snapshots."""
@@ -113,6 +114,7 @@ def test_of_a_pause(run, tmp_path):
     job.end(1)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_many_at_once(run):
     """When all ranks crash at once each has its snapshot (200: tests/unit; time: bench/)."""

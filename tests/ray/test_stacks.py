@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -17,25 +16,24 @@ from runs import RAYDEBUG, Run, raydebug, three_lines, wait_for
 
 pytestmark = pytest.mark.xdist_group("ray-stacks")  # a cluster of its own, beside that of the others
 SETTLED_S = 60.0
-LONG = "RAYDEBUG_TEST_LONG" in os.environ
 # kind, the innermost line of the user's that explains it, words of the verdict
 HANGS = {
     "locks": ("deadlock", "Actor.one", "wait for each other's locks"),
-    "actor_locks": ("deadlock", "Actor.ask", "actors wait for each other"),
     "queue": ("queue", "Actor.produce", "a queue (put)"),
     "http": ("network", "Actor.reward", "an HTTP response from 127.0.0.1:"),
     "placing": ("ray-get", "<lambda>", "for which no node has room: it needs 1 CPU, 64 GPUs"),
     "mailbox": ("mailbox", "Actor.train", "Actor.status, which waits in the mailbox of Actor"),
+    "gil": ("gil", "Actor.hold", "native code holds Python's lock (GIL), called at "),
+}
+MORE = {
     # The driver, or others, wait in a loop that polls.
+    "actor_locks": ("deadlock", "Actor.ask", "actors wait for each other"),
     "barrier": ("network", "Actor.reward", "an HTTP response from 127.0.0.1:"),
     "wait_and_sleep": ("lock", "Actor.train", "; driver (pid "),
-    "gil": ("gil", "Actor.hold", "native code holds Python's lock (GIL), called at "),
     "stopped": ("stopped", "Actor.stop_itself", "stopped: by SIGSTOP"),
     "sleep": ("sleep", "Actor.nap", "time.sleep"),
     "child": ("subprocess", "Actor.build", "a process that it started"),
     "future": ("unknown", "AsyncActor.generate", ""),
-}
-MORE = {
     "poll_get": ("lock", "Actor.train", "waits for Actor.train"),
     "poll_status": ("lock", "Actor.train", "waits for Actor.train"),
     "async_poll": ("lock", "Actor.train", "waits for Actor.train"),
@@ -74,7 +72,7 @@ def verdict_on(job: Run, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("how", {**HANGS, **(MORE if LONG else {})})
+@pytest.mark.parametrize("how", [*HANGS, *(pytest.param(how, marks=pytest.mark.long) for how in MORE)])
 def test_planted_hang(run, how: str) -> None:
     """The verdict on a planted hang has its kind, its line and what the process waits for."""
     kind, function, words = {**HANGS, **MORE}[how]
@@ -90,7 +88,7 @@ def test_planted_hang(run, how: str) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("how", SLOW)
+@pytest.mark.parametrize("how", [SLOW[0], *(pytest.param(how, marks=pytest.mark.long) for how in SLOW[1:])])
 def test_slow_job(run, how: str) -> None:
     """A slow job that moves between two samples does not hang."""
     job: Run = run("--", "python", "hangs/planted.py", how)
@@ -167,7 +165,7 @@ def test_slow_or_paused_job_does_not_hang(run) -> None:
     assert " hangs: " not in slow.text + paused.text
 
 
-@pytest.mark.skipif(not LONG, reason="takes a minute each: RAYDEBUG_TEST_LONG=1 nox -s ray -- tests/ray/test_stacks.py")
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", HEALTHY)
 def test_healthy_job_is_not_blamed(run, how: str) -> None:

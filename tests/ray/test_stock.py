@@ -137,6 +137,7 @@ def test_breakpoint(stock: Stock) -> None:
     assert job.communicate(timeout=WAIT_S)[0].splitlines()[-1] == "done: 41"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_post_mortem(stock: Stock) -> None:
     """A crash of a task on a stock cluster opens at the frame that raised; the task then fails as without us."""
@@ -150,6 +151,7 @@ def test_post_mortem(stock: Stock) -> None:
     assert pause["task"] == "crash"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_next_waits_and_leaving_lets_it_go_on(stock: Stock) -> None:
     """`next` waits for a pause; without a gateway, leaving without `c` resumes the task, and `attach` says so."""
@@ -185,6 +187,7 @@ def test_prompt(stock: Stock) -> None:
     child.close(force=True)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_second_debugger_is_refused(stock: Stock) -> None:
     """A worker with an attached debugger is not listed, and its port refuses a second debugger in words."""
@@ -212,6 +215,7 @@ def test_second_debugger_is_refused(stock: Stock) -> None:
     assert job.communicate(timeout=WAIT_S)[0].splitlines()[-1] == "done: 41"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_child_process_is_not_held(stock: Stock) -> None:
     """A child that a worker starts under a debugger runs; debugpy would suspend it before its first line."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
@@ -171,6 +170,7 @@ def test_a_job_leaves_its_trace(train: Callable[..., Run]) -> None:
     assert recorded.notes == []
 
 
+@pytest.mark.long
 def test_why_of_each_slow_spot(train: Callable[..., Run], tmp_path: Path) -> None:
     """A step that was slow for one reason is explained by its phase, and by the sample or the process that it was."""
     spots = [spot for name in WORDS for spot in ("", "", name)]
@@ -197,7 +197,7 @@ def test_trace_while_it_runs(train: Callable[..., Run], tmp_path: Path) -> None:
     assert "Trainer.fit" in tasks.read_text()
 
 
-@pytest.mark.skipif("RAYDEBUG_TEST_LONG" not in os.environ, reason="takes over a minute: RAYDEBUG_TEST_LONG=1")
+@pytest.mark.long
 def test_a_thousand_spans_a_second(train: Callable[..., Run], tmp_path: Path) -> None:
     """Of 60,000 spans in a minute each one is recorded, and the process has grown by its ring at most."""
     program = """
@@ -225,6 +225,7 @@ time.sleep(5)
     assert int(grown[2]) < 65
 
 
+@pytest.mark.long
 def test_a_job_without_spans(train: Callable[..., Run]) -> None:
     """With --no-spans neither spans nor Ray's tasks are recorded."""
     train("--no-spans").end()

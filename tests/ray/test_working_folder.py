@@ -179,6 +179,7 @@ def _edit(far: Far, pause: str) -> None:
     asyncio.run(look())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_crash_in_a_copy(far):
     """The log, the first error, the snapshot and the report of a crash have this machine's names."""
@@ -197,6 +198,7 @@ def test_a_crash_in_a_copy(far):
     assert f'File "{far.project}/train.py", line 12' in logs.stdout
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_folder_of_the_nodes_own(far):
     """With --no-upload the job runs in the nodes' own folder of this name; --upload copies it again."""

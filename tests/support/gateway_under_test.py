@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forked import Forked
 from raydebug.cluster.up import choose_ports
 from raydebug.dap import DapSession
 from raydebug.protocol import wire
@@ -52,7 +53,7 @@ class GatewayUnderTest:
     folder: Path
     gateway_port: int
     dial_port: int
-    process: subprocess.Popen[bytes] = field(init=False)
+    process: Forked | subprocess.Popen[bytes] = field(init=False)
     programs: list[subprocess.Popen[str]] = field(default_factory=list)
     name: str = "test"
     kind: str = "local"
@@ -67,7 +68,7 @@ class GatewayUnderTest:
     dashboard_token: str = TOKEN
     remote: None = None
     options: tuple[str, ...] = ()  # further ones of the gateway's command line
-    run_on: Callable[..., list[str]] = lambda *argv: list(argv)  # makes the argv that runs a program on another host
+    run_on: Callable[..., list[str]] | None = None  # makes the argv that runs a program on another host
 
     @property
     def token_file(self) -> Path:
@@ -75,23 +76,26 @@ class GatewayUnderTest:
 
     def open(self) -> None:
         """Start the gateway on its ports, also after a kill."""
-        argv = [sys.executable, "-m", "raydebug.gateway", "--client-port", str(self.gateway_port)]
-        argv += ["--dial-port", str(self.dial_port), "--host", self.gateway_host]
-        argv += ["--numbers-file", str(self.folder / "numbers"), *self.options]
+        arguments = ["--client-port", str(self.gateway_port), "--dial-port", str(self.dial_port)]
+        arguments += ["--host", self.gateway_host, "--numbers-file", str(self.folder / "numbers"), *self.options]
         environment = {**os.environ, "RAYDEBUG_TOKEN_PATH": str(self.token_file)}
         log = self.folder / "gateway.log"  # a pipe that nobody reads would hold the gateway up one day
         with log.open("wb") as file:
-            self.process = subprocess.Popen(self.run_on(*argv), env=environment, stderr=file)
+            if self.run_on is None:
+                self.process = Forked("gateway", ["gateway", *arguments], file.fileno(), file.fileno(), environment)
+            else:
+                argv = self.run_on(sys.executable, "-m", "raydebug.gateway", *arguments)
+                self.process = subprocess.Popen(argv, env=environment, stderr=file)
         deadline = time.monotonic() + 40
         while "listening" not in self.log:
             assert time.monotonic() < deadline, self.log
             assert self.process.poll() is None, self.log
-            time.sleep(0.02)
+            time.sleep(0.01)
 
     def kill(self) -> None:
         """SIGKILL the gateway."""
         self.process.kill()
-        self.process.communicate()
+        self.process.wait(10)
 
     @property
     def log(self) -> str:
@@ -109,9 +113,10 @@ class GatewayUnderTest:
         path = self.folder / f"program{len(self.programs)}.py"
         path.write_text(program)
         environment = {**self.environment, **variables}
+        argv = [sys.executable, str(path)] if self.run_on is None else self.run_on(sys.executable, str(path))
         self.programs.append(
-            subprocess.Popen(self.run_on(sys.executable, str(path)), env=environment, stdin=subprocess.DEVNULL,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True)
         )  # fmt: skip
         return self.programs[-1]
 
@@ -124,7 +129,7 @@ class GatewayUnderTest:
             found = [p for p in fetch_pauses(self) if p["state"] == state]  # type: ignore[arg-type]
             if len(found) == count:
                 return found
-            time.sleep(0.02)
+            time.sleep(0.05)
         for program in self.programs:
             program.kill()
         said = [program.communicate() for program in self.programs]
@@ -153,7 +158,7 @@ def open_gateway(
     folder: Path,
     *options: str,
     host: str = "127.0.0.1",
-    run_on: Callable[..., list[str]] = lambda *argv: list(argv),
+    run_on: Callable[..., list[str]] | None = None,
 ) -> Iterator[GatewayUnderTest]:
     """Start a gateway of its own on free ports; end it with all that dialled it.
 
@@ -177,7 +182,7 @@ def open_gateway(
             program.kill()
             program.communicate()
         gateway.process.terminate()
-        gateway.process.wait(timeout=5)
+        gateway.process.wait(5)
 
 
 def visit(gateway: GatewayUnderTest, work: Callable[[], Awaitable[Any]], *, limit_s: float = 20.0) -> Any:

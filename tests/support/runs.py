@@ -12,8 +12,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from forked import Forked
 from raydebug.client.gateway_client import fetch_pauses
 from raydebug.cluster import local
 from raydebug.cluster.state import Cluster
@@ -131,11 +132,25 @@ def attach(cluster: Cluster, pause_id: str, *commands: str, code: int = 0) -> su
 
 
 def raydebug(*arguments: str, timeout: float = WAIT_S, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    return subprocess.run(
-        [str(RAYDEBUG), *arguments], capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
-        check=False, **options,
-    )  # fmt: skip
+    """Run the command line in a process of its own, forked where the options are a folder and an environment."""
+    argv = [str(RAYDEBUG), *arguments]
+    if not options.keys() <= {"cwd", "env"}:
+        return subprocess.run(
+            argv, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL, check=False, **options
+        )
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = Forked("raydebug", argv, out.fileno(), err.fileno(), **options)
+        try:
+            code = process.wait(timeout)
+        except BaseException:
+            process.kill()
+            raise
+        return subprocess.CompletedProcess(argv, code, _text_of(out), _text_of(err))
+
+
+def _text_of(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
 
 
 def three_lines(done: subprocess.CompletedProcess[str], code: int) -> str:

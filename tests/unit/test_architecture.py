@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import re
 from pathlib import Path
@@ -32,6 +33,7 @@ def imports_of(path: Path, modules: set[str]) -> set[str]:
     return (found & modules) - {own}
 
 
+@functools.cache
 def import_graph() -> dict[str, set[str]]:
     """Return which modules of ours each one imports."""
     paths = sorted(ROOM.rglob("*.py"))

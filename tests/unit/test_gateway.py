@@ -69,20 +69,6 @@ def test_client_that_vanishes_leaves_the_pause(gateway):
     assert gateway.pauses()[0]["line"] == 4
 
 
-def test_disconnect_leaves_the_pause(gateway):
-    """`disconnect` releases the pause without resuming the task."""
-    gateway.start(PAUSES)
-    (pause,) = gateway.pauses()
-
-    async def look():
-        session, _ = await gateway.attach(pause["id"])
-        await session.request("disconnect")
-        await session.close()
-
-    visit(gateway, look)
-    assert [p["id"] for p in gateway.pauses()] == [pause["id"]]
-
-
 @pytest.mark.parametrize("last", ["disconnect", None])
 def test_pause_request_of_a_client_that_leaves(gateway, last):
     """A client may leave right after `pause`: the gateway drops the request, without a warning of Python in its log."""
@@ -140,30 +126,7 @@ def test_step_out_of_breakpoint_line(gateway):
     visit(gateway, look)
 
 
-def test_second_client_is_refused_until_it_steals(gateway):
-    """The refusal of a second client names the holder of the pause and for how long; with `steal` it takes over."""
-    gateway.start(PAUSES)
-    (pause,) = gateway.pauses()
-
-    async def look():
-        first, _ = await gateway.attach(pause["id"])
-        with pytest.raises(RequestFailed, match=f"a test has held pause {pause['id']} for 0 s") as refused:
-            await gateway.attach(pause["id"])
-        assert refused.value.body["error"]["code"] == "pause.busy"
-        second, _ = await gateway.attach(pause["id"], steal=True)
-        assert (await first.next_event("terminated", timeout_s=5))["body"][
-            "reason"
-        ] == "another client took this pause over"
-        await second.close()
-
-    visit(gateway, look)
-
-
-@pytest.mark.parametrize(
-    ("target", "code", "message"),
-    [("99", "pause.unknown", "there is no pause '99'"), ("1", "pause.ended", "pause 1 has ended: it was continued")],
-)
-def test_pauses_that_are_not_there(gateway, target, code, message):
+def test_pauses_that_are_not_there(gateway):
     """The refusals of an unknown pause and of an ended pause differ."""
     program = gateway.start(PAUSES)
     gateway.pauses()
@@ -172,9 +135,13 @@ def test_pauses_that_are_not_there(gateway, target, code, message):
         session, stopped = await gateway.attach("1")
         await session.request("continue", {"threadId": stopped["threadId"]})
         await session.close()
-        with pytest.raises(RequestFailed, match=message) as refused:
-            await gateway.attach(target)
-        assert refused.value.body["error"]["code"] == code
+        for target, code, message in (
+            ("99", "pause.unknown", "there is no pause '99'"),
+            ("1", "pause.ended", "pause 1 has ended: it was continued"),
+        ):
+            with pytest.raises(RequestFailed, match=message) as refused:
+                await gateway.attach(target)
+            assert refused.value.body["error"]["code"] == code
 
     visit(gateway, look)
     program.wait(5)
@@ -195,23 +162,23 @@ def test_process_that_is_killed_takes_its_pause_along(gateway):
     assert gateway.pauses(0) == []
 
 
-@pytest.mark.parametrize("token", [None, "", "x" * 64, 7, "t" * 63])
-def test_wrong_token(gateway, token):
+def test_wrong_token(gateway):
     """S10: without the cluster's token, or with a piece of it, a client learns nothing of any pause."""
     gateway.start(PAUSES)
     gateway.pauses()
 
     async def look():
-        session = await gateway.connect()
-        with pytest.raises(RequestFailed, match=r"the token is not this cluster's|no token was sent"):
-            await session.request("attach", {"token": token, "target": "next"})
-        with pytest.raises(RequestFailed, match="before 'attach'"):
-            await session.request("threads")
+        for token in (None, "", "x" * 64, 7, "t" * 63):
+            session = await gateway.connect()
+            with pytest.raises(RequestFailed, match=r"the token is not this cluster's|no token was sent"):
+                await session.request("attach", {"token": token, "target": "next"})
+            with pytest.raises(RequestFailed, match="before 'attach'"):
+                await session.request("threads")
+            await session.close()
 
     visit(gateway, look)
 
 
-@pytest.mark.alone
 @pytest.mark.alone
 def test_s6_guessing_is_slow(gateway):
     """S6: after ten wrong tokens in a minute each further refusal is delayed; the right token never is."""
@@ -492,42 +459,22 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
-def test_malformed_frames(gateway, data):
+def test_malformed_frames(gateway):
     """F25: before the token a malformed frame closes its own connection with the reason, and no other."""
     gateway.start(PAUSES)
     (pause,) = gateway.pauses()
 
     async def look():
         other, _ = await gateway.attach(pause["id"])
-        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.gateway_port)
-        writer.write(data)
-        said = await asyncio.wait_for(reader.read(), 3)
-        assert b"raydebug:" in said
-        assert (await other.request("threads"))["threads"]
+        for name, data in BAD.items():
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.gateway_port)
+            writer.write(data)
+            said = await asyncio.wait_for(reader.read(), 3)
+            assert b"raydebug:" in said, name
+            assert (await other.request("threads"))["threads"], name
+            writer.close()
 
     visit(gateway, look)
-
-
-@pytest.mark.parametrize("data", [b"SSH-2.0-OpenSSH_9.0\r\n", b"\x16\x03\x01\x02\x00\x01"], ids=["ssh", "tls"])
-def test_other_protocols_get_a_hint(gateway, data):
-    """SSH and TLS bytes get one line that names the protocols of the port."""
-    with socket.create_connection(("127.0.0.1", gateway.gateway_port)) as connection:
-        connection.sendall(data)
-        assert connection.recv(200).startswith(b"raydebug gateway: this port speaks DAP and HTTP")
-        assert connection.recv(10) == b""
-
-
-@pytest.mark.alone
-def test_silent_client_is_closed(gateway):
-    """The connection of a client that does not authenticate within 5 s is closed."""
-    started = time.monotonic()
-    with socket.create_connection(("127.0.0.1", gateway.gateway_port)) as connection:
-        connection.settimeout(10)
-        connection.sendall(b"Content-Len")
-        while connection.recv(1000):
-            pass
-    assert 4 < time.monotonic() - started < 8
 
 
 def test_long_value_passes_through_whole(gateway):

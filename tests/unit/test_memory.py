@@ -111,6 +111,7 @@ def test_a_census_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (walk.is_cut, len(walk._seen) < 2 * census.MANY) == (True, True)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1500 if LONG else 240)
 def test_planted_leaks(capsys: pytest.CaptureFixture[str]) -> None:
     """Of leaks planted in processes the holder is named by step 5; a process without one is not blamed.
