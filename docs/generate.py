@@ -155,9 +155,9 @@ def profile_table() -> str:
 
 def program_table() -> str:
     """Return the table of the trainings that are recognised."""
-    from raydebug.trainers.openrlhf import OF_RAY, SIGNS_LEAST
-    from raydebug.trainers.slime import OF_SLIME
-    from raydebug.trainers.slime import SIGNS_LEAST as SIGNS
+    from raydebug.trainers.argparse_trainer import SIGNS_LEAST
+    from raydebug.trainers.openrlhf import OPENRLHF
+    from raydebug.trainers.slime import SLIME
     from raydebug.trainers.verl.trainer import PARTS, PROGRAMS
 
     rows = []
@@ -165,10 +165,10 @@ def program_table() -> str:
         names = ", ".join(f"`verl.trainer.{name}`" for name, of in PROGRAMS.items() if of == program)
         parts = ", ".join(f"`{part}...=`" for part, of in PARTS.items() if of == program)
         rows.append(f"| {program} | {names} | {parts} |")
-    options = ", ".join(f"`{option}`" for option in sorted(OF_RAY))
+    options = ", ".join(f"`{option}`" for option in sorted(OPENRLHF.signs))
     rows.append(f"| openrlhf_ppo | `openrlhf.cli.train_ppo_ray` | {SIGNS_LEAST} of {options} |")
-    options = ", ".join(f"`{option}`" for option in sorted(OF_SLIME))
-    rows.append(f"| slime, slime_updates | | {SIGNS} of {options} |")
+    options = ", ".join(f"`{option}`" for option in sorted(SLIME.signs))
+    rows.append(f"| slime, slime_updates | | {SIGNS_LEAST} of {options} |")
     return "\n".join(
         ["| program | by name (a fork's package too) | by an argument or a key of its config |", "|---|---|---|", *rows]
     )

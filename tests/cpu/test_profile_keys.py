@@ -13,8 +13,9 @@ import pytest
 from raydebug.profile.load import load_profile
 from raydebug.profile.overlay import overlay_profile
 from raydebug.tiny.model import build_model
+from raydebug.trainers.keys import Key
 from raydebug.trainers.registry import _WITHOUT_VALUE, column_of, recognise
-from raydebug.trainers.trainer import Installed, Key, Program
+from raydebug.trainers.trainer import Installed, Program
 from raydebug.trainers.verl.trainer import VERL
 
 TRAINER = Program(VERL, "ppo", "verl.trainer.main_ppo", 3)

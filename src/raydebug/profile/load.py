@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import NotPlainText, environment_dir, read_plain
+from raydebug.trainers.keys import Value
 from raydebug.trainers.registry import columns, words
-from raydebug.trainers.trainer import Value
 
 if TYPE_CHECKING:
     import yaml

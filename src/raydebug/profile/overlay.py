@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.profile.load import Profile, SettingRule
 from raydebug.protocol import variables
+from raydebug.trainers.arguments import Arguments
+from raydebug.trainers.keys import Column
 from raydebug.trainers.registry import column_of, columns, is_in, known_versions, nearest_column, own_keys
 from raydebug.trainers.settings import Change, Missing, Settings
-from raydebug.trainers.trainer import Arguments, Column, Installed, Program
+from raydebug.trainers.trainer import Installed, Program
 
 AGREES_AT_LEAST = 0.6  # of a version's keys, for a config of unknown version to be read by them
 _BATCH_GROUP = {"train_batch_size", "generation_batch_size", "mini_batch_size", "rollouts_per_prompt"} | {
@@ -59,7 +61,8 @@ def overlay_profile(
     _check_spelling(command, program, installed)
     started = environ.get("WORLD_SIZE", "") if program.launcher_at is None else ""
     settings = Settings(
-        program.trainer,
+        program.trainer.name,
+        program.trainer.in_use,
         column if program.launcher_at is not None else _without_launcher(column),
         command,
         installed.values,

@@ -122,7 +122,7 @@ class Rollouts:
         if lacks:
             option = "only rollout" if self.folder is None else self.mode
             raise _refused(
-                f"--{option} is not available with {settings.trainer.name} {version or '(no version)'}",
+                f"--{option} is not available with {settings.trainer} {version or '(no version)'}",
                 f"this program has no setting for {', '.join(lacks)}; verl's main_ppo has it since 0.9",
                 "a later verl, or run without it",
                 "run.no-replay",
@@ -132,7 +132,7 @@ class Rollouts:
         if (settings.text("newer_trainer") or "").lower() == "false":
             key = settings.column["newer_trainer"].path
             raise _refused(
-                f"--{self.mode} is not available with the older trainer of {settings.trainer.name} {version}",
+                f"--{self.mode} is not available with the older trainer of {settings.trainer} {version}",
                 f"the command sets {key}=False, and that trainer always starts the engine",
                 f"leave {key} out",
                 "run.no-replay",
@@ -156,7 +156,7 @@ def describe(settings: Settings, version: str | None) -> dict[str, Any]:
     data = [word.strip(" '\"") for word in (settings.text("train_data") or "").strip("[]").split(",")]
     return {
         "version": VERSION,
-        "trainer": f"{settings.trainer.name} {version}",
+        "trainer": f"{settings.trainer} {version}",
         "names": {word: settings.text(word) for word in ("experiment", "project")},
         "shape": {word: settings.whole(word) for word in SHAPE},
         "model": _hash_files(model, ("config.json", *sorted(path.name for path in model.glob("*.safetensors")))),

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from raydebug.trainers.arguments import Arguments
+
 SOURCE_BYTES_MAX = 1024 * 1024  # train_ppo_ray.py of OpenRLHF 0.11 has 35 KiB, slime's arguments.py 88 KiB
 # An option is taken for another one that was misspelled if one letter of so many differs, or only what separates words.
 # Megatron's options, which slime's command has too, differ from slime's in more. Source: Megatron-LM
@@ -21,7 +23,7 @@ LETTERS_A_TYPO = 10
 _ADDING = ("add_argument", "reset_arg")
 
 
-class Options:
+class Options(Arguments):
     """The arguments of a command: `--name VALUE`, `--name=VALUE`, or `--name` for a switch. The last one wins.
 
     Args:
@@ -31,8 +33,7 @@ class Options:
     """
 
     def __init__(self, arguments: list[str], launcher: list[str], of_others: tuple[str, ...] = ()) -> None:
-        self.arguments = arguments
-        self.launcher = launcher
+        super().__init__(arguments, launcher)
         self._of_others = of_others
 
     def set_keys(self) -> Iterator[str]:
@@ -52,14 +53,6 @@ class Options:
         if value not in (None, "null", "false"):
             self.arguments[at:at] = [f"--{path}"] if value == "true" else [f"--{path}", str(value)]
 
-    def is_sweep(self, path: str) -> bool:
-        """Return False: argparse takes one value."""
-        return False
-
-    def swept_keys(self) -> list[str]:
-        """Return none."""
-        return []
-
     def mistaken_for(self, path: str, known: Iterable[str]) -> str | None:
         """Return the option that is nearest; None if argparse accepts this one: a known one, or its beginning."""
         names = [name for name in known if not name.startswith(self._of_others)]
@@ -74,10 +67,6 @@ class Options:
     def spelling(self, path: str, nearest: str) -> str:
         """Return how to write an option that was misspelled."""
         return f"write --{nearest}, or leave --{path} out: the program does not read it"
-
-    def quoted(self, path: Path) -> str:
-        """Return the path: argparse reads a value as it is."""
-        return str(path)
 
     def _options(self) -> Iterator[tuple[str, str, int, int]]:
         """Yield name, first value, and the start and end of each option in the arguments."""

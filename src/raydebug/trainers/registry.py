@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raydebug.protocol import variables
+from raydebug.trainers.keys import GONE, Column, Key
 from raydebug.trainers.openrlhf import OPENRLHF
 from raydebug.trainers.slime import SLIME
-from raydebug.trainers.trainer import GONE, Column, Key, Program, Trainer
+from raydebug.trainers.trainer import Program, Trainer
 from raydebug.trainers.verl.trainer import VERL
 
 TRAINERS: tuple[Trainer, ...] = (VERL, OPENRLHF, SLIME)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raydebug.errors import UsageError
+from raydebug.trainers.arguments import Arguments
 from raydebug.trainers.config import is_number
-from raydebug.trainers.trainer import Arguments, Column, Key, Trainer, Value
+from raydebug.trainers.keys import Column, Key, Value, ValueOf
 
 UNLIMITED = -1  # "no limit" to verl, not a small number
 _DEPTH_MAX = 8
@@ -72,13 +73,16 @@ class Settings:
     """The settings of a command.
 
     Args:
+        trainer: its name.
+        in_use: whether a training with these values has a part, as `Trainer.in_use`.
         command: its arguments, which change.
         values: its config before any override; None if it was not read, so that the column's defaults hold.
         elsewhere: words for which other versions of this trainer have a key.
         started_ranks: the number of processes that train together, if another program has started them.
     """
 
-    trainer: Trainer
+    trainer: str
+    in_use: Callable[[str, ValueOf], bool]
     column: Column
     command: Arguments
     values: Mapping[str, Any] | None = None
@@ -102,7 +106,7 @@ class Settings:
 
     def of_command(self, command: Arguments) -> Settings:
         """Return the settings of another command of the same training, with nothing changed."""
-        return Settings(self.trainer, self.column, command, self.values, self.elsewhere, self.started_ranks)
+        return replace(self, command=command, changes=[], missing=[], _limits=set())
 
     def unset(self, word: str, why: str, saves: str = "") -> None:
         """Remove a setting from the command, if the command gives it."""
@@ -128,7 +132,7 @@ class Settings:
         if current is None and not key.is_launcher_option and _WORD.fullmatch(text) and not is_number(text):
             raise UsageError(
                 f"{key.path}={text} is not a number",
-                cause=f"{self.trainer.name} takes a number there, and so does the profile",
+                cause=f"{self.trainer} takes a number there, and so does the profile",
                 fix=f"write {key.path}=N",
                 code="profile.not-a-number",
             )
@@ -170,7 +174,7 @@ class Settings:
         return key.path in self.values
 
     def _in_use(self, key: Key) -> bool:
-        return key.only_with is None or self.trainer.in_use(key.only_with, self.in_force)
+        return key.only_with is None or self.in_use(key.only_with, self.in_force)
 
     def in_force(self, path: str, depth: int = 0) -> Any:
         """Return the value of a key: the command's as text, else the config's; references are followed."""

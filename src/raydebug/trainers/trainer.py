@@ -1,61 +1,21 @@
-"""What raydebug needs to know of a training framework: one protocol, implemented once for each framework."""
+"""What raydebug needs to know of a training framework: one class with defaults, and a subclass for each framework."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+
+from raydebug.trainers.keys import Column, ValueOf, read_columns
 
 if TYPE_CHECKING:  # the driver of each job imports this module at its start
     from pathlib import Path
 
     from raydebug.findings import Finding
+    from raydebug.trainers.arguments import Arguments
     from raydebug.trainers.config import Composed, RewardFunction, TrainingConfig
-
-Value: TypeAlias = int | float | bool | str | tuple[str, ...] | None
-Column: TypeAlias = dict[str, "Key"]
-ValueOf: TypeAlias = Callable[[str], Any]  # the value of one of the trainer's keys
-
-GONE: Column = {}  # the program does not exist from this version on
-
-
-@dataclass(frozen=True)
-class Key:
-    """A trainer's key for a setting.
-
-    Args:
-        path: the key; `--nproc_per_node` for an option of torchrun.
-        default: the trainer's default; `${a.b}` if that is another setting's value.
-        added: not in the trainer's own config, so that Hydra needs `++` to set it.
-        instead_of: older keys for the same setting, that must not be given beside this one; a config without this key
-            may have one of them.
-        also: keys that must have the same value.
-        only_with: the part of the training that must be in use, such as `critic`.
-        listed_only: whether only some configs of this program have it: a recipe's, a fork's.
-        read_anyway: whether versions read it whose config does not list it.
-        values: the trainer's words for our values, if they differ.
-    """
-
-    path: str
-    default: Value = None
-    added: bool = False
-    instead_of: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()
-    only_with: str | None = None
-    listed_only: bool = False
-    read_anyway: bool = False
-    values: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def is_launcher_option(self) -> bool:
-        """Whether it is an option of torchrun and not a setting of the trainer."""
-        return self.path.startswith("--")
-
-
-def later(before: Column, *gone: str, **changed: Key) -> Column:
-    """Return the column of a later version: the one before, without the words that are gone, with the changed ones."""
-    return {word: key for word, key in before.items() if word not in gone} | changed
+    from raydebug.trainers.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -99,64 +59,6 @@ class Installed:
     version: str | None
     values: Mapping[str, Any] | None
     unread: str = ""
-
-
-class Arguments(Protocol):
-    """The arguments of a training command, which change as a profile is applied."""
-
-    arguments: list[str]
-    launcher: list[str]
-
-    def set_keys(self) -> Iterator[str]:
-        """Yield the key of each argument that sets an existing key."""
-
-    def get(self, path: str) -> str | None:
-        """Return the value that the command gives a key; None if it gives none."""
-
-    def replace(self, path: str, value: str | None, *, added: bool) -> None:
-        """Set a key, or remove it if the value is None."""
-
-    def is_sweep(self, path: str) -> bool:
-        """Return whether the command gives a key several values, to try one after the other."""
-
-    def swept_keys(self) -> list[str]:
-        """Return the keys with several values, for each of which the trainer makes a run."""
-
-    def mistaken_for(self, path: str, known: Iterable[str]) -> str | None:
-        """Return the one of the known keys that a key is nearly; None if the trainer has the key, or none like it."""
-
-    def spelling(self, path: str, nearest: str) -> str:
-        """Return how to write a key that was misspelled, if the nearest one is meant, or if it is not."""
-
-    def quoted(self, path: Path) -> str:
-        """Return a path as a value that the trainer reads as this path."""
-
-
-class BatchSettings(Protocol):
-    """The part of `settings.Settings` that batch rules need."""
-
-    started_ranks: int | None
-
-    def has(self, word: str) -> bool:
-        """Return whether the program has this setting and uses it."""
-
-    def path(self, word: str) -> str:
-        """Return the trainer's key for a setting."""
-
-    def text(self, word: str) -> str | None:
-        """Return a setting as text."""
-
-    def whole(self, word: str) -> int | None:
-        """Return a setting as a whole number; None if it is none."""
-
-    def is_limited(self, word: str) -> bool:
-        """Return whether the profile limits a setting."""
-
-    def is_changed(self, word: str) -> bool:
-        """Return whether a setting differs from the user's command."""
-
-    def change(self, word: str, new: str | None, why: str, saves: str = "") -> None:
-        """Set a setting and record the change."""
 
 
 class Checks(Protocol):
@@ -236,6 +138,18 @@ class Rules(Checks, Protocol):
         """
 
 
+@dataclass(frozen=True)
+class FilesRead:
+    """Paths that a training reads at its start, as the config has them.
+
+    Args:
+        models: folders, or names on the Hub, of the models in use.
+    """
+
+    models: list[str]
+    data: list[str]
+
+
 class StepMetrics(TypedDict):
     """A step of a training and its metrics, by their names."""
 
@@ -252,56 +166,43 @@ LOGGED_DICT = re.compile(
 )
 
 
-def read_step(line: str, step: re.Pattern[str], metric: re.Pattern[str]) -> StepMetrics | None:
-    """Return the step that a line of the log reports, with its metrics (groups `name`, `value`); None without any."""
-    if (found := step.search(line)) is None:
-        return None
-    metrics = {one["name"]: float(one["value"]) for one in metric.finditer(line, found.end())}
-    return {"step": int(found["step"]), "metrics": metrics} if metrics else None
-
-
-@dataclass(frozen=True)
-class FilesRead:
-    """Paths that a training reads at its start, as the config has them.
-
-    Args:
-        models: folders, or names on the Hub, of the models in use.
-    """
-
-    models: list[str]
-    data: list[str]
-
-
-class Trainer(Protocol):
+class Trainer:
     """A training framework.
 
     Attributes:
         name: such as `verl`.
         modules: pattern of the commands' modules, for messages.
         example: a training command, for messages.
+        keys_file: the keys of its programs (`keys.read_columns`).
         phases: name of each phase of a run and the pattern of the log line that ends it.
         metrics: the metrics of a step that a run's record keeps.
         step_line: pattern of the log line that reports a step, up to its metrics, with the group `step`; as a sign of
             progress it is looked for in every log, so its literal texts are rare ones.
-        step_seconds: the one of them that is the duration of the step.
+        metric: pattern of a metric in this line.
+        step_seconds: the one of them that is the duration of the step; empty where no line has it.
     """
 
     name: str
     modules: str
     example: str
+    keys_file: Path
     phases: tuple[tuple[str, re.Pattern[str]], ...]
     metrics: frozenset[str]
     step_line: re.Pattern[str]
-    step_seconds: str
+    metric = LOGGED_DICT
+    step_seconds = ""
 
     def program_of(self, module: str) -> str | None:
         """Return the name of the program that a module is; None if it is none of this trainer."""
+        return None
 
     def program_of_arguments(self, module: str, arguments: Sequence[str]) -> str | None:
         """Return the name of the program that takes these arguments, whatever it is called; None if none does."""
+        raise NotImplementedError
 
     def may_take(self, arguments: Sequence[str]) -> bool:
         """Return whether these can be arguments of its trainings, of a program that the user calls one."""
+        raise NotImplementedError
 
     def program_of_source(
         self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]
@@ -310,12 +211,15 @@ class Trainer(Protocol):
 
         Nothing is imported; the arguments are those of `read_config`.
         """
+        return None
 
     def keys(self, program: str) -> Mapping[str, Column]:
         """Return the program's keys: version from which they hold -> our setting names -> keys, oldest first."""
+        return read_columns(self.keys_file)[program]
 
     def programs(self) -> tuple[str, ...]:
         """Return the names of all programs."""
+        return tuple(read_columns(self.keys_file))
 
     def read_config(self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Installed:
         """Read the version and the config from files, without an import.
@@ -326,35 +230,48 @@ class Trainer(Protocol):
             folder: its working directory.
             search: where its Python looks for modules, in order.
         """
+        raise NotImplementedError
 
     def parse(self, arguments: Sequence[str], launcher: Sequence[str]) -> Arguments:
         """Return the arguments of a command."""
+        raise NotImplementedError
 
     def in_use(self, part: str, value_of: ValueOf) -> bool:
         """Return whether a training with these values has a part, as `Key.only_with` names it."""
+        raise NotImplementedError
 
     def on_cpu(self, environ: Mapping[str, str]) -> bool:
         """Return whether a training with these variables runs on the CPU."""
+        return False  # actors of DeepSpeed and Megatron need a GPU
 
-    def fit_batches(self, program: str, settings: BatchSettings) -> None:
+    def fit_batches(self, program: str, settings: Settings) -> None:
         """Adjust the numbers that a profile has reduced so that they divide each other as the trainer requires."""
+        raise NotImplementedError
 
     def step_of(self, line: str) -> StepMetrics | None:
-        """Return the step that a line of the log reports; None if it reports none."""
+        """Return the step that a line of the log reports, with its metrics; None if it reports none."""
+        step = self.step_line.search(line)
+        if step is None:
+            return None
+        metrics = {metric["name"]: float(metric["value"]) for metric in self.metric.finditer(line, step.end())}
+        return {"step": int(step["step"]), "metrics": metrics} if metrics else None
 
     def judge_numbers(self, steps: Sequence[StepMetrics], *, small: bool) -> list[Finding]:
-        """Return what the metrics of the last step show, with the steps before it.
+        """Return what the metrics of the last step show, with the steps before it; nothing without rules for them.
 
         Args:
             steps: from the first one on, with at least those of the trainer's `metrics` that were logged.
             small: a profile or a tiny model has reduced the training.
         """
+        return []
 
     def step_loggers(self, program: Program) -> tuple[str, ...]:
-        """Return the functions that may log the metrics of a step; empty if the program trains nothing.
+        """Return the functions that may log the metrics of a step; empty if no function has them as arguments.
 
         Each is `module:Class.method(STEP,METRICS)`, with the names of its parameters for the two.
         """
+        return ()
 
     def checks(self, program: str) -> Checks:
         """Return what `raydebug check` knows of a program."""
+        raise NotImplementedError

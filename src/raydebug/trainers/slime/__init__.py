@@ -1,49 +1,48 @@
-"""slime behind the `Trainer` protocol: `train.py` and `train_async.py`, their batch rules and log lines.
+"""slime: `train.py` and `train_async.py`, their batch rules and log lines, and what its source declares.
 
-`options` has the table of keys by version, and reads the defaults in slime's source.
+`keys.toml` has its options by version. Nothing of it is run or imported.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raydebug.trainers.trainer import (
-    LOGGED_DICT,
-    Arguments,
-    BatchSettings,
-    Checks,
-    Column,
-    Installed,
-    Program,
-    ValueOf,
-    read_step,
-)
+from raydebug.trainers.argparse_trainer import ArgparseTrainer
+from raydebug.trainers.trainer import Installed, Program
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from raydebug.findings import Finding
+    from raydebug.trainers.keys import ValueOf
+    from raydebug.trainers.settings import Settings
     from raydebug.trainers.trainer import StepMetrics
 
-# Options of its training, in every release and fork: `train.py` is a name that says nothing.
-OF_SLIME = frozenset((
-    *("--actor-num-nodes", "--actor-num-gpus-per-node", "--rollout-num-gpus", "--rollout-num-gpus-per-engine"),
-    *("--rollout-batch-size", "--n-samples-per-prompt", "--num-rollout", "--rollout-max-response-len"),
-    *("--hf-checkpoint", "--ref-load", "--rm-type", "--prompt-data", "--rollout-function-path"),
-))  # fmt: skip
-SIGNS_LEAST = 3
 _UPDATES_ONLY = {"--debug-train-only", "--load-debug-rollout-data"}
 _PARALLEL = ("train_tensor_parallel", "train_pipeline_parallel", "train_context_parallel")
+_NO_GRAPHS = {"sglang": "sglang-disable-cuda-graph", "vllm": "vllm-enforce-eager"}
+_VERSION = re.compile(r"""^\s*version=["'](?P<version>[\w.]+)["']""", re.MULTILINE)
 
 
-class Slime:
+class Slime(ArgparseTrainer):
     """slime 0.1 to 0.3 and its forks: training by Megatron, rollouts by SGLang or vLLM, both on GPUs."""
 
     name = "slime"
     modules = "train.py of slime"
     example = "python train.py --actor-num-nodes 1 --hf-checkpoint MODEL --rollout-batch-size 32"
+    keys_file = Path(__file__).with_name("keys.toml")
+    signs = frozenset((
+        *("--actor-num-nodes", "--actor-num-gpus-per-node", "--rollout-num-gpus", "--rollout-num-gpus-per-engine"),
+        *("--rollout-batch-size", "--n-samples-per-prompt", "--num-rollout", "--rollout-max-response-len"),
+        *("--hf-checkpoint", "--ref-load", "--rm-type", "--prompt-data", "--rollout-function-path"),
+    ))  # fmt: skip
+    of_others = ("sglang-", "vllm-", "router-")  # the engine and its router read them
+    # Its model for the engine and the tokenizer, and its data. Source: slime 0.3.1 utils/arguments.py:307, :645, :659.
+    files: Mapping[str, tuple[str, ...]] = {
+        "model": ("hf-checkpoint",),
+        "train_data": ("prompt-data",),
+        "prompt_column": ("input-key",),
+    }
     # Source: slime 0.1.0 ray/buffer.py:35 (0.3.1: ray/rollout.py:457), rollout/sglang_rollout.py:263 (0.3.1: :404),
     # ray/buffer.py:191 (0.3.1: ray/rollout.py:1306).
     phases: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -57,66 +56,51 @@ class Slime:
         *("train/grad_norm", "train/lr-pg_0", "train/train_rollout_logprob_abs_diff"),
     ))  # fmt: skip
     step_line = re.compile(r"(?<![\w-])step (?P<step>\d+): \{(?='train/)")  # the critic's line says critic-step
-    step_seconds = ""  # no line has both a step's metrics and its duration
 
-    def program_of(self, module: str) -> str | None:
-        return None
-
-    def program_of_arguments(self, module: str, arguments: Sequence[str]) -> str | None:
-        names = {argument.partition("=")[0] for argument in arguments}
-        return self._program(names) if len(names & OF_SLIME) >= SIGNS_LEAST else None
-
-    def _program(self, names: set[str]) -> str:
-        return "slime_updates" if names & _UPDATES_ONLY else "slime"
-
-    def may_take(self, arguments: Sequence[str]) -> bool:
-        return any(argument.partition("=")[0] in OF_SLIME for argument in arguments)
-
-    def program_of_source(
-        self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]
-    ) -> str | None:
-        return None  # a command names its actors, and is recognised by that
-
-    def programs(self) -> tuple[str, ...]:
-        return ("slime", "slime_updates")
-
-    def keys(self, program: str) -> Mapping[str, Column]:
-        from raydebug.trainers.slime.options import ROLLOUTS, UPDATES
-
-        return UPDATES if program == "slime_updates" else ROLLOUTS
+    def program_with(self, options: set[str]) -> str:
+        return "slime_updates" if options & _UPDATES_ONLY else "slime"
 
     def read_config(self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Installed:
         """Read the version and the options with their defaults from the source beside the program, or in `search`."""
         from raydebug.settings.flavours import installed_version
         from raydebug.trainers.config import find_program_file, is_file
-        from raydebug.trainers.slime.options import package_of, read_options, stated_version
 
         file = find_program_file(program.module, argv[program.arguments_at - 1], folder, search)
         if file is None:
             return Installed(None, None, f"{argv[program.arguments_at - 1]} is not here")
         try:
-            name = package_of(file)
+            name = _package_of(file)
             places = (file.parent, *(folder / place for place in search))
             package = next((it / name for it in places if is_file(it / name / "utils" / "arguments.py")), None)
             if package is None:
                 return Installed(installed_version(name) if name == self.name else None, None, f"no {name} is here")
-            return Installed(stated_version(package), read_options(file, package))
+            return Installed(_stated_version(package), self._read_options(file, package))
         except (OSError, SyntaxError, ValueError) as failure:
             return Installed(None, None, str(failure))
 
-    def parse(self, arguments: Sequence[str], launcher: Sequence[str]) -> Arguments:
-        from raydebug.trainers.options import Options
-        from raydebug.trainers.slime.options import OF_OTHERS
+    def _read_options(self, program: Path, package: Path) -> dict[str, object]:
+        """Return each option with its default, as the package's files and the program itself add them to argparse.
 
-        return Options(list(arguments), list(launcher), OF_OTHERS)
+        Raises:
+            OSError, SyntaxError, ValueError: a file cannot be read or is no Python.
+        """
+        from raydebug.trainers.options import declared_defaults
+
+        options: dict[str, object] = {}
+        for file in (package / "utils" / "arguments.py", *sorted(package.glob("backends/*/arguments.py")), program):
+            options |= declared_defaults(file)
+        for key in self.keys("slime")["0.3.0"].values():
+            if key.read_anyway:
+                options.setdefault(key.path, key.default)
+        for engine, option in _NO_GRAPHS.items():  # its options are added by code of the engine
+            if (package / "backends" / f"{engine}_utils").is_dir():
+                options.setdefault(option, False)
+        return options
 
     def in_use(self, part: str, value_of: ValueOf) -> bool:
         return value_of(part) is not None  # load, save: paths
 
-    def on_cpu(self, environ: Mapping[str, str]) -> bool:
-        return False  # Megatron's actors need a GPU
-
-    def fit_batches(self, program: str, settings: BatchSettings) -> None:
+    def fit_batches(self, program: str, settings: Settings) -> None:
         """Make one update of each reduced rollout, whose samples divide by the data-parallel ranks.
 
         Expert parallelism uses the data-parallel ranks, and changes nothing here.
@@ -142,20 +126,31 @@ class Slime:
 
     def step_of(self, line: str) -> StepMetrics | None:
         """Return the step of a line; slime counts from 0, and a run's record from 1."""
-        read = read_step(line, self.step_line, LOGGED_DICT)
-        return None if read is None else {**read, "step": read["step"] + 1}
+        step = super().step_of(line)
+        return None if step is None else {**step, "step": step["step"] + 1}
 
-    def judge_numbers(self, steps: Sequence[StepMetrics], *, small: bool) -> list[Finding]:
-        return []  # no rules for its metrics
 
-    def step_loggers(self, program: Program) -> tuple[str, ...]:
-        return ()  # a step's number and metrics are arguments of no function
+def _package_of(program: Path) -> str:
+    """Return the package whose `utils.arguments` a program imports: slime, or a fork's name.
 
-    def checks(self, program: str) -> Checks:
-        from raydebug.trainers.file_checks import FileChecks
-        from raydebug.trainers.slime.options import FILES
+    Raises:
+        OSError, SyntaxError, ValueError: the file cannot be read or is no Python.
+    """
+    import ast
 
-        return FileChecks(self, program, FILES)
+    for node in ast.walk(ast.parse(program.read_bytes())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").endswith(".utils.arguments"):
+            return str(node.module).partition(".")[0]
+    return "slime"
+
+
+def _stated_version(package: Path) -> str | None:
+    """Return the version that setup.py beside slime's package states; None for a fork, which counts its own."""
+    try:
+        found = _VERSION.search((package.parent / "setup.py").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found["version"] if found and package.name == "slime" else None
 
 
 SLIME = Slime()

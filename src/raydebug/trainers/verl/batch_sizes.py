@@ -18,7 +18,7 @@ from typing import Any
 
 from raydebug.findings import Finding, error, warning
 from raydebug.trainers.config import value_at
-from raydebug.trainers.trainer import BatchSettings
+from raydebug.trainers.settings import Settings
 from raydebug.trainers.verl.keys import needs_critic
 
 ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -220,13 +220,13 @@ _SHARED = ("train_batch_size", "mini_batch_size", "rollouts_per_prompt", "gpus_p
 UNCOUNTED_RANKS = 8  # if torchrun counts the GPUs itself: a multiple of 8 is one of 1, 2 and 4 too
 
 
-def fit_batches(program: str, settings: BatchSettings) -> None:
+def fit_batches(program: str, settings: Settings) -> None:
     """Adjust the reduced numbers of one command."""
     _FITS[program](settings)
     _enough_samples(settings)
 
 
-def ranks_of(settings: BatchSettings) -> int:
+def ranks_of(settings: Settings) -> int:
     """Return the number of processes that train together."""
     if settings.started_ranks is not None:
         return settings.started_ranks
@@ -235,13 +235,13 @@ def ranks_of(settings: BatchSettings) -> int:
     return per_node * (settings.whole("nodes") or 1)
 
 
-def _ranks(settings: BatchSettings) -> str:
+def _ranks(settings: Settings) -> str:
     """Return `ranks`, with a word where their number is a guess: only a run can tell it."""
     said = settings.started_ranks is None and settings.text("gpus_per_node")
     return "ranks (a guess)" if said and settings.whole("gpus_per_node") is None else "ranks"
 
 
-def _fit_ppo(settings: BatchSettings) -> None:
+def _fit_ppo(settings: Settings) -> None:
     """Fit main_ppo.
 
     Source: verl 0.9.1 utils/config.py:validate_config (train batch * n by ranks), workers/engine_workers.py:262
@@ -280,12 +280,12 @@ def _fit_ppo(settings: BatchSettings) -> None:
         _fit_micro(settings, word, batch * rollouts // ranks, ranks)
 
 
-def _is_of_all_ranks(settings: BatchSettings, word: str) -> bool:
+def _is_of_all_ranks(settings: Settings, word: str) -> bool:
     """Return whether a micro batch is that of all ranks together, as before verl 0.2, and not of each GPU."""
     return settings.path(word).endswith("micro_batch_size")
 
 
-def _fit_micro(settings: BatchSettings, word: str, share: int, ranks: int) -> None:
+def _fit_micro(settings: Settings, word: str, share: int, ranks: int) -> None:
     """Lower a micro batch to one that divides a rank's share; one of all ranks to a sequence for each."""
     if not settings.has(word) or not _is_of_all_ranks(settings, word):
         _divide(settings, word, share)
@@ -293,7 +293,7 @@ def _fit_micro(settings: BatchSettings, word: str, share: int, ranks: int) -> No
         settings.change(word, str(ranks), f"one sequence for each of the {ranks} {_ranks(settings)}")
 
 
-def _fit_sft(settings: BatchSettings) -> None:
+def _fit_sft(settings: Settings) -> None:
     """Fit the trainers for supervised fine-tuning.
 
     Source: verl 0.4.0 trainer/fsdp_sft_trainer.py:121-125 and 0.9.1 trainer/sft_trainer.py:240 (batch by ranks, a
@@ -304,12 +304,12 @@ def _fit_sft(settings: BatchSettings) -> None:
         _divide(settings, "micro_batch_size", _whole_batches(settings, ranks) // ranks)
 
 
-def _fit_generation(settings: BatchSettings) -> None:
+def _fit_generation(settings: Settings) -> None:
     _at_most(settings, "tensor_parallel", ranks_of(settings), "no more ranks than there are")
     _fit_rollout_engine(settings)
 
 
-def _fit_rollout_engine(settings: BatchSettings) -> None:
+def _fit_rollout_engine(settings: Settings) -> None:
     """Give the engine room for one whole sequence and not more.
 
     Source: verl 0.4.1 workers/rollout/vllm_rollout/vllm_rollout_spmd.py:126-128: a batch of tokens smaller than the
@@ -325,7 +325,7 @@ def _fit_rollout_engine(settings: BatchSettings) -> None:
         settings.change("rollout_batched_tokens", str(longest), "room for one whole sequence")
 
 
-def _whole_batches(settings: BatchSettings, ranks: int) -> int:
+def _whole_batches(settings: Settings, ranks: int) -> int:
     """Make the train batch a multiple of the ranks and return it.
 
     Source: verl 0.4.1 protocol.py:chunk: before 0.5 prompts are distributed over the ranks before they are repeated n
@@ -342,7 +342,7 @@ def _next_multiple(number: int, of: int) -> int:
     return -(-number // of) * of
 
 
-def _enough_samples(settings: BatchSettings) -> None:
+def _enough_samples(settings: Settings) -> None:
     """Keep at least one batch of samples: an incomplete batch is dropped."""
     batch = settings.whole("train_batch_size") or 1
     samples = settings.whole("train_samples") if settings.is_limited("train_samples") else None
@@ -350,7 +350,7 @@ def _enough_samples(settings: BatchSettings) -> None:
         settings.change("train_samples", str(batch), "one batch")
 
 
-def _at_most(settings: BatchSettings, word: str, limit: int, why: str) -> None:
+def _at_most(settings: Settings, word: str, limit: int, why: str) -> None:
     if not settings.has(word):
         return
     number = settings.whole(word)
@@ -358,7 +358,7 @@ def _at_most(settings: BatchSettings, word: str, limit: int, why: str) -> None:
         settings.change(word, str(limit), why)
 
 
-def _divide(settings: BatchSettings, word: str, whole: int) -> None:
+def _divide(settings: Settings, word: str, whole: int) -> None:
     """Lower a number to the next one that divides the whole."""
     number = settings.whole(word) if settings.has(word) else None
     if number and whole > 0 and whole % number:
@@ -366,7 +366,7 @@ def _divide(settings: BatchSettings, word: str, whole: int) -> None:
         settings.change(word, str(divisor), f"divides a rank's share, {whole}")
 
 
-_FITS: dict[str, Callable[[BatchSettings], None]] = {
+_FITS: dict[str, Callable[[Settings], None]] = {
     "ppo": _fit_ppo,
     "easyr1": _fit_ppo,
     "sft": _fit_sft,

@@ -24,6 +24,7 @@ from raydebug.trainers.config import (
     first_missing,
     value_at,
 )
+from raydebug.trainers.keys import read_columns
 from raydebug.trainers.trainer import FilesRead, Program
 from raydebug.trainers.verl import plain_config
 from raydebug.trainers.verl.batch_sizes import judge_batch
@@ -38,8 +39,9 @@ from raydebug.trainers.verl.config_files import (
     main_config,
 )
 from raydebug.trainers.verl.cpu import wanted
-from raydebug.trainers.verl.keys import PPO, is_in_use, needs_critic
+from raydebug.trainers.verl.keys import KEYS_FILE, is_in_use, needs_critic
 
+PPO = read_columns(KEYS_FILE)["ppo"]
 _MODEL, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 # Keys without a word in the profiles. Source: verl 0.9.1 _generated_ppo_trainer.yaml.
 _KEYS = {

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.settings.flavours import installed_version
+from raydebug.trainers.arguments import Arguments
 from raydebug.trainers.config import find_program_file, is_file, package_folder
 from raydebug.trainers.trainer import Installed, Program
 
@@ -341,12 +342,8 @@ def _merge(into: dict[str, object], new: Mapping[str, object]) -> None:
             into[key] = value
 
 
-class Overrides:
+class Overrides(Arguments):
     """The arguments of a training. The last override of a key wins, as in Hydra."""
-
-    def __init__(self, arguments: list[str], launcher: list[str] | None = None) -> None:
-        self.arguments = arguments
-        self.launcher = launcher or []
 
     def set_keys(self) -> Iterator[str]:
         """Yield the key of each override that sets a key without adding it."""
@@ -364,13 +361,6 @@ class Overrides:
         return said[-1] if said else None
 
     def replace(self, path: str, value: str | None, *, added: bool) -> None:
-        """Set a key or an option of torchrun, or remove it.
-
-        Args:
-            path: the key; `--nproc_per_node` for an option.
-            value: None removes it.
-            added: whether the key is not in the config, so that Hydra needs `++`.
-        """
         if path.startswith("--"):
             while (found := self._option(path)) is not None:
                 at, _, length = found

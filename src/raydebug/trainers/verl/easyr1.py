@@ -13,57 +13,11 @@ from typing import Any
 
 from raydebug.settings.flavours import installed_version
 from raydebug.trainers.config import find_program_file
-from raydebug.trainers.trainer import Column, Installed, Key, Program
+from raydebug.trainers.trainer import Installed, Program
 
-_ACTOR, _CRITIC, _ROLLOUT = "worker.actor", "worker.critic", "worker.rollout"
 _ROOT = "PPOConfig"  # the dataclass of the whole config
 _VERSION = re.compile(r"^__version__ = [\"'](\d+(?:\.\d+)+)", re.MULTILINE)
 SOURCE_BYTES_MAX, FILES_MAX, DEPTH_MAX = 256 * 1024, 100, 8
-
-# Source: EasyR1 b44b311b (0.3.3) verl/trainer/config.py and verl/workers/*/config.py; batch rules:
-# verl/trainer/ray_trainer.py:211-227, verl/workers/fsdp_workers.py:143-155.
-_0_1_0: Column = {
-    "steps": Key("trainer.max_steps"),
-    "epochs": Key("trainer.total_epochs", 15),
-    "prompt_tokens": Key("data.max_prompt_length", 512),
-    "response_tokens": Key("data.max_response_length", 512),
-    "gpus_per_node": Key("trainer.n_gpus_per_node", 8),
-    "nodes": Key("trainer.nnodes", 1),
-    "tensor_parallel": Key(f"{_ROLLOUT}.tensor_parallel_size", 2),
-    "sequence_parallel": Key(f"{_ACTOR}.ulysses_size", 1, instead_of=(f"{_ACTOR}.ulysses_sequence_parallel_size",)),
-    "train_batch_size": Key("data.rollout_batch_size", 512),
-    "generation_batch_size": Key("data.mini_rollout_batch_size", listed_only=True),
-    "rollouts_per_prompt": Key(f"{_ROLLOUT}.n", 1),
-    "mini_batch_size": Key(f"{_ACTOR}.global_batch_size", 256),
-    "micro_batch_size": Key(f"{_ACTOR}.micro_batch_size_per_device_for_update", 4),
-    "rollout_log_prob_micro_batch_size": Key(f"{_ACTOR}.micro_batch_size_per_device_for_experience", 16),
-    "critic_mini_batch_size": Key(f"{_CRITIC}.global_batch_size", 256, only_with="critic"),
-    "critic_micro_batch_size": Key(f"{_CRITIC}.micro_batch_size_per_device_for_update", 4, only_with="critic"),
-    "filter_groups": Key("algorithm.online_filtering", False, listed_only=True),
-    "validate_first": Key("trainer.val_before_train", True),
-    "validate_only": Key("trainer.val_only", False),
-    "validate_every": Key("trainer.val_freq", -1),
-    "save_every": Key("trainer.save_freq", -1),
-    "resume": Key("trainer.find_last_checkpoint", True, listed_only=True, values={"disable": "false"}),
-    "log_to": Key("trainer.logger", ("console", "wandb")),
-    "gpu_memory": Key(f"{_ROLLOUT}.gpu_memory_utilization", 0.6),
-    "eager_rollout": Key(f"{_ROLLOUT}.enforce_eager", False),
-    "compile_actor": Key(f"{_ACTOR}.use_torch_compile", True),
-    "gradient_checkpointing": Key(f"{_ACTOR}.model.enable_gradient_checkpointing", True),
-    "offload_parameters": Key(f"{_ACTOR}.offload.offload_params", False),
-    "offload_optimizer": Key(f"{_ACTOR}.offload.offload_optimizer", False),
-    "rollout_model_tokens": Key(f"{_ROLLOUT}.max_model_len"),
-    "rollout_batched_tokens": Key(f"{_ROLLOUT}.max_num_batched_tokens", 8192),
-    "image_pixels": Key("data.max_pixels", 4194304),
-    "image_pixels_least": Key("data.min_pixels", 262144),
-    "model": Key(f"{_ACTOR}.model.model_path"),
-    "critic_model": Key(f"{_CRITIC}.model.model_path", only_with="critic"),
-    "tokenizer": Key(f"{_ACTOR}.model.tokenizer_path"),
-    "train_data": Key("data.train_files", ""),
-    "val_data": Key("data.val_files", ""),
-    "prompt_column": Key("data.prompt_key", "prompt"),
-}
-EASYR1: dict[str, Column] = {"0.1.0": _0_1_0, "0.2.0": _0_1_0, "0.3.0": _0_1_0}
 
 
 def read_config(program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Installed:

@@ -6,22 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from raydebug.trainers.trainer import (
-    NUMBER,
-    Arguments,
-    BatchSettings,
-    Checks,
-    Column,
-    Installed,
-    Program,
-    ValueOf,
-    read_step,
-)
+from raydebug.trainers.trainer import NUMBER, Checks, Installed, Program, Trainer
+from raydebug.trainers.verl.keys import KEYS_FILE, is_in_use
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from raydebug.findings import Finding
+    from raydebug.trainers.arguments import Arguments
+    from raydebug.trainers.keys import ValueOf
+    from raydebug.trainers.settings import Settings
     from raydebug.trainers.trainer import StepMetrics
 
 # The modules of verl's package `trainer` that train or generate, and the name of each one's table of keys.
@@ -45,12 +39,13 @@ PARTS = {
 _METRIC = re.compile(rf"(?P<name>[\w./@-]+):(?:np\.\w+\()?(?P<value>{NUMBER}|nan|-?inf)\)?(?= - |$)")
 
 
-class Verl:
+class Verl(Trainer):
     """verl 0.4 to 0.9."""
 
     name = "verl"
     modules = f"verl.trainer.NAME (or a fork's); NAME is one of {', '.join(PROGRAMS)}"
     example = "python -m verl.trainer.main_ppo"
+    keys_file = KEYS_FILE
     # Source: verl 0.9.1, as its trainer (v1), its FSDP engine and its vLLM server print it in a run.
     phases: tuple[tuple[str, re.Pattern[str]], ...] = (
         ("trainer: imports, data", re.compile(r"create worker group")),
@@ -73,6 +68,7 @@ class Verl:
 
     # Source: verl 0.9.1 utils/logger/aggregate_logger.py, concat_dict_to_str.
     step_line = re.compile(r"\bstep:(?P<step>\d+) -")
+    metric = _METRIC
     step_seconds = "timing_s/step"
 
     def program_of(self, module: str) -> str | None:
@@ -98,14 +94,6 @@ class Verl:
         values = read_values(program, argv, folder=folder, search=search)
         return next((name for part, name in PARTS.items() if any(key.startswith(part) for key in values)), None)
 
-    def programs(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*PROGRAMS.values(), *PARTS.values())))
-
-    def keys(self, program: str) -> Mapping[str, Column]:
-        from raydebug.trainers.verl.keys import TABLES
-
-        return TABLES[program]
-
     def read_config(self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Installed:
         if program.name == "easyr1":
             from raydebug.trainers.verl.easyr1 import read_config as read_dataclasses
@@ -121,8 +109,6 @@ class Verl:
         return Overrides(list(arguments), list(launcher))
 
     def in_use(self, part: str, value_of: ValueOf) -> bool:
-        from raydebug.trainers.verl.keys import is_in_use
-
         return is_in_use(part, value_of)
 
     def on_cpu(self, environ: Mapping[str, str]) -> bool:
@@ -131,16 +117,13 @@ class Verl:
 
         return wanted(environ)
 
-    def fit_batches(self, program: str, settings: BatchSettings) -> None:
+    def fit_batches(self, program: str, settings: Settings) -> None:
         from raydebug.trainers.verl.batch_sizes import fit_batches
         from raydebug.trainers.verl.vision import fit_images
 
         fit_batches(program, settings)
         if program == "ppo":
             fit_images(settings)
-
-    def step_of(self, line: str) -> StepMetrics | None:
-        return read_step(line, self.step_line, _METRIC)
 
     def judge_numbers(self, steps: Sequence[StepMetrics], *, small: bool) -> list[Finding]:
         from raydebug.trainers.verl.numbers import judge

@@ -17,7 +17,7 @@ from raydebug.trainers.hub import model_folder
 from raydebug.trainers.verl.cpu import asked_patches, wanted
 
 if TYPE_CHECKING:
-    from raydebug.trainers.trainer import BatchSettings
+    from raydebug.trainers.settings import Settings
 
 NORMALIZATION, EQUAL_LENGTHS = "image-normalization-kept", "position-ids-of-equal-lengths"
 
@@ -26,7 +26,7 @@ QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 LARGE_PIXELS = 448 * 448  # 256 tokens; what the profile `debug` leaves of an image
 
 
-def fit_images(settings: BatchSettings) -> None:
+def fit_images(settings: Settings) -> None:
     """Let the rollout engine read the weights itself where it would lose the normalization of images."""
     if not settings.has("load_format"):
         return
