@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -144,23 +144,6 @@ class Paint:
             "\n"
         )
         return painted[: len(lines)] if len(painted) >= len(lines) else lines
-
-
-def runs(numbers: Iterable[int]) -> list[str]:
-    """Return whole numbers in order, with runs of three and more shortened.
-
-    >>> runs([7, 0, 1, 2]), runs([4, 3]), runs([])
-    (['0-2', '7'], ['3', '4'], [])
-    """
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and number == found[-1][-1] + 1:
-            found[-1].append(number)
-        else:
-            found.append([number])
-    return [
-        word for run in found for word in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run])
-    ]
 
 
 def duration(seconds: float | None, *, whole: bool = False) -> str:

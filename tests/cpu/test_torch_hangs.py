@@ -21,21 +21,21 @@ SETTLED_S = 240.0  # 16 processes import torch at once, on as little as two core
 # kind, certainty, ranks, words of the verdict
 HANGS: dict[str, tuple[str, str, list[int], tuple[str, ...]]] = {
     "mismatch": ("collective-mismatch", "certain", [2],
-                 ("rank 2 calls broadcast [4] Float at ", "Trainer.sync_metrics; rank 0,1 call all_reduce [1000] Float",
+                 ("rank 2 calls broadcast [4] Float at ", "Trainer.sync_metrics; ranks 0,1 call all_reduce [1000]",
                   "in collective 4 of group 0 default_pg gloo")),
     "missing": ("missing-rank", "certain", [1],
-                ("rank 1 of Trainer missingTrainer did not join all_reduce [1000] Float: it is at ",
+                ("Trainer rank 1 did not join all_reduce [1000] Float: it is at ",
                  "Trainer.load_batch, waiting for a lock or an event (wait); rank 0 waits in collective 4",
                  "Trainer.sync_gradients")),
     "skipped": ("missing-rank", "certain", [1], ("it is idle, its task has returned; rank 0 waits in collective 4",)),
     "unrecorded": ("missing-rank", "likely", [1],
                    ("rank 1 did not join all_reduce: it is at ", "Trainer.load_batch, waiting for a lock",
-                    "; rank 0 of Trainer")),
+                    "; Trainer rank 0")),
     "sync": ("missing-rank", "certain", [0],
              ("did not join broadcast [4] torch.float32: it is at ", "Side.load_batch, waiting for a lock or an event",
               "in collective 1 of group sync ray.util.collective")),
     "crashed": ("crashed-peer", "certain", [3],
-                ("the process of rank 3 of Trainer", "is gone; rank 1 waits in collective 4")),
+                ("the process of Trainer rank 3", "is gone; rank 1 waits in collective 4")),
     "loader": ("lock", "certain", [],
                ("waits for a lock at ", "Rows.__getitem__", " waits for a worker of its DataLoader")),
 }  # fmt: skip
@@ -117,5 +117,5 @@ def test_slow_rank(cluster: Cluster) -> None:
         document = settle(lambda: look(cluster, job), lambda verdict: verdict["kind"] == "slow-rank", job)
     assert document["verdict"]["ranks"] == [1]
     said = document["verdict"]["text"]
-    assert said.startswith("rank 1 of Trainer lateTrainer is slower than the others: they have waited "), said
+    assert said.startswith("Trainer rank 1 is slower than the others: they have waited "), said
     assert "Trainer.read_rows in " in said, said

@@ -40,7 +40,7 @@ MORE = {
     "own_thread": ("lock", "Actor.train", "waits for Actor.train"),
     "endless_reward": ("moving", "Actor.", "waits for Actor.count_to"),
     "replay_buffer": ("network", "Actor.reward", "an HTTP response from 127.0.0.1:"),
-    "gil_of_rank": ("gil", "Actor.hold", "rank 2 of Actor is not answering"),
+    "gil_of_rank": ("gil", "Actor.hold", "Actor rank 2 is not answering"),
     "disk": ("disk", "Actor.in_vfork", "asleep in the kernel"),
     "thread": ("network", "Actor.reward", "waits for Actor.in_thread"),
     "pool": ("network", "Actor.reward", "waits for Actor.in_pool"),

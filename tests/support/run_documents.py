@@ -49,10 +49,10 @@ def failed_run() -> Document:
     at = steps[2]["end_s"] - 70, steps[5]["end_s"] - 24
     crash = {"kind": "post-mortem", "exception": "FloatingPointError: loss is nan", "end_s": None}
     pauses = [
-        _pause(1, "reward.py:41 score", "rank 0 RewardManager pid 7318", at[0], at[0] + 63.8),
-        _pause(2, "reward.py:41 score", "rank 1 RewardManager pid 7321", at[0] + 0.3, at[0] + 40.1),
-        _pause(3, "dp_actor.py:402 update_policy", "rank 0 WorkerDict pid 7140", at[1], at[1] + 21.4),
-        {**_pause(4, "dp_actor.py:418 update_policy", "rank 1 WorkerDict pid 7141", end - 14, None), **crash},
+        _pause(1, "reward.py:41 score", "RewardManager rank 0 pid 7318", at[0], at[0] + 63.8),
+        _pause(2, "reward.py:41 score", "RewardManager rank 1 pid 7321", at[0] + 0.3, at[0] + 40.1),
+        _pause(3, "dp_actor.py:402 update_policy", "WorkerDict rank 0 pid 7140", at[1], at[1] + 21.4),
+        {**_pause(4, "dp_actor.py:418 update_policy", "WorkerDict rank 1 pid 7141", end - 14, None), **crash},
     ]
     processes = [
         ("WorkerDict rank 0 pid 7140", 21000, 12),

@@ -123,7 +123,7 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
             words={"how": "exit", "error": "OSError", "reason": "[Errno 28] No space left on device", "place": "/job/t.py:9 save"},
         ),
         "disk-full",
-        "its own error ended the driver pid 4242 ([Errno 28] No space left on device; full: /tmp (20.0 GiB),"
+        "its own error ended driver pid 4242 ([Errno 28] No space left on device; full: /tmp (20.0 GiB),"
         " at /job/t.py:9 save)",
     ),
     "a raylet that was killed": (
@@ -159,7 +159,7 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
     "a driver that is gone": (
         evidence(is_driver=True, actor=None, rank=None, job={"driver_exit_code": -9}, worker=KILLED),
         "sigkill",
-        "SIGKILL, which somebody sent, ended the driver pid 4242 (a signal, not for want of memory)",
+        "SIGKILL, which somebody sent, ended driver pid 4242 (a signal, not for want of memory)",
     ),
     "a process of the job": (
         evidence(status=9, kill={"pid": 4242, "signal": 9, "place": "/job/t.py:4 clean", "by": 77}),
@@ -169,7 +169,7 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
     "vLLM's engine": (
         evidence(status=9, actor=None, rank=None, title="VLLM::EngineCore", child_of=99),
         "sigkill",
-        "SIGKILL, which somebody sent, ended vLLM's EngineCore pid 4242 (a signal, not for want of memory)",
+        "SIGKILL, which somebody sent, ended VLLM::EngineCore pid 4242 (a signal, not for want of memory)",
     ),
 }  # fmt: skip
 
@@ -255,8 +255,8 @@ def test_a_certificate_has_no_secrets() -> None:
 
 def test_the_names_of_processes() -> None:
     """A process is named by its actor, its program or its parent."""
-    assert name_process({"title": "VLLM::Worker_TP1 x"}) == "vLLM's Worker_TP1"
-    assert name_process({"child_of": 7}) == "a child of pid 7"
+    assert name_process({"title": "VLLM::Worker_TP1 x"}) == "VLLM::Worker_TP1"
+    assert name_process({"child_of": 7}) == "child of pid 7"
     assert name_process({"actor": "Critic", "rank": 0}) == "Critic rank 0"
 
 

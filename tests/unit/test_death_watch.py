@@ -76,7 +76,7 @@ def test_an_end_is_certified_without_ray_too(watched: Any) -> None:
     ended[0]["at"] -= 2
     assert [one.pid for one in watch.take(gone)] == [7]
     ended.append({**ended[0], "number": 2, "at": time.time(), "pid": 8})
-    assert [one.after for one in watch.take(Rows(workers={"exit_type": None}), last=True)] == ["a process"]
+    assert [one.after for one in watch.take(Rows(workers={"exit_type": None}), last=True)] == ["process"]
 
 
 def test_an_odd_end_keeps_no_other_from_its_certificate(watched: Any) -> None:
@@ -128,7 +128,7 @@ def test_a_certificate_is_withdrawn(watched: Any) -> None:
     ended[0]["at"] -= 3
     assert len(watch.take(Rows())) == len(watch.certificates) == 1
     ended[0]["is_back"] = True
-    assert [one.text for one in watch.take(Rows())] == ["a process pid 7 has not ended: it is connected again"]
+    assert [one.text for one in watch.take(Rows())] == ["process pid 7 has not ended: it is connected again"]
     assert watch.take(Rows()) == []
     assert watch.certificates == {}
 

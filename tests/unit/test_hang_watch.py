@@ -195,7 +195,7 @@ def test_samples_are_rare() -> None:
 def test_longest_call() -> None:
     """The call that is named is that of a reward or a tool, if there is one; else the oldest of the user's calls."""
     sample = [*in_call(0, "train")(90), *[{**one, "pid": 8, "instance": "8"} for one in in_call(50)(90)]]
-    assert longest_call(sample, {}) == "longest call: rank 0 of Trainer in train (/job/reward.py:9), for 90 s or more"
+    assert longest_call(sample, {}) == "longest call: Trainer rank 0 in train (/job/reward.py:9), for 90 s or more"
     words: Any = {
         "8": {"rewards": [{"function": "compute_score in /job/reward.py", "data_source": "gsm8k", "age_s": 40.0}]},
         "9": {"samples": [{"uid": "a", "tool": "search", "url": "http://tools/find", "age_s": 50.0}, {"uid": "b"}]},

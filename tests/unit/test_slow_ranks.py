@@ -75,7 +75,7 @@ def test_slow_rank(ranks: int, slow: int) -> None:
     found = slow_of(answers(run_ranks(ranks, late(slow))))
     assert found is not None
     assert found.rank == slow
-    assert found.text.startswith(f"rank {slow} of Trainer is slower than the others: they have waited 2.")
+    assert found.text.startswith(f"Trainer rank {slow} is slower than the others: they have waited 2.")
     assert ", in 10 of 10 parts of the time, and for the next one " in found.text
     verdict = found.verdict("why")
     assert (verdict["kind"], verdict["certainty"], verdict["ranks"], verdict["pids"]) == (

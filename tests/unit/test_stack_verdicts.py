@@ -43,8 +43,8 @@ def test_ranks_in_different_collectives() -> None:
     assert (verdict["kind"], verdict["ranks"], verdict["next"]) == (
         "collective-mismatch", [3], "raydebug attach --pid 103"
     )  # fmt: skip
-    assert "rank 3 in broadcast at /job/train.py:44 sync_grads" in verdict["text"]
-    assert "rank 0-2 in all_reduce" in verdict["text"]
+    assert "Trainer rank 3 in broadcast at /job/train.py:44 sync_grads" in verdict["text"]
+    assert "Trainer ranks 0-2 in all_reduce" in verdict["text"]
 
 
 def test_rank_that_does_not_come() -> None:
@@ -52,7 +52,7 @@ def test_rank_that_does_not_come() -> None:
     verdict = judge([[*(collective(rank) for rank in (0, 1, 3)), process(2, *LOADING)]])
     assert (verdict["kind"], verdict["ranks"]) == ("missing-rank", [2])
     assert verdict["text"] == (
-        "rank 2 did not join all_reduce: it is at /job/data.py:12 load; rank 0,1,3 of Trainer wait in all_reduce"
+        "rank 2 did not join all_reduce: it is at /job/data.py:12 load; Trainer ranks 0,1,3 wait in all_reduce"
     )
 
 
@@ -61,7 +61,7 @@ def test_rank_that_is_gone() -> None:
     waits = [collective(rank) for rank in (0, 1, 3)]
     verdict = judge([waits])
     assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == ("starting", "likely", [2])
-    assert "rank 2 of Trainer is not there (yet): no process with this rank was seen; rank 0,1,3" in verdict["text"]
+    assert "Trainer rank 2 is not there (yet): no such process was seen; Trainer ranks 0,1,3" in verdict["text"]
     verdict = judge([[*waits, process(2, *LOADING)], waits])
     assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == ("crashed-peer", "certain", [2])
 
@@ -78,7 +78,7 @@ def test_all_ranks_in_one_collective() -> None:
     """Where all ranks wait in the same collective, the verdict says that none is missing."""
     verdict = judge([[collective(rank) for rank in range(4)]])
     assert verdict["kind"] == "unknown"
-    assert verdict["text"].startswith("rank 0-3 of Trainer wait in all_reduce at /job/train.py:40 sync_grads; no rank")
+    assert verdict["text"].startswith("Trainer ranks 0-3 wait in all_reduce at /job/train.py:40 sync_grads; no rank")
 
 
 def test_rank_that_does_not_join() -> None:
@@ -154,11 +154,11 @@ def test_recorded_mismatch() -> None:
     assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == ("collective-mismatch", "certain", [2])
     assert verdict["next"] == "raydebug attach --pid 102"
     assert verdict["text"] == (
-        "ranks of Trainer differ in collective 2 of group 0 default_pg gloo: rank 2 has called broadcast [4] Float, and"
-        " is at /job/data.py:12 load; rank 0,1 call all_reduce [1000] Float at /job/train.py:40 sync_grads"
+        "Trainer ranks 0-2 differ in collective 2 of group 0 default_pg gloo: rank 2 has called broadcast [4] Float,"
+        " and is at /job/data.py:12 load; ranks 0,1 call all_reduce [1000] Float at /job/train.py:40 sync_grads"
     )
     within = judge([[*others, collective(2, "broadcast", 44, **calls(2, DONE, ("broadcast", 4, False)))]])
-    assert "rank 2 calls broadcast [4] Float at /job/train.py:44 sync_grads; rank 0,1" in within["text"]
+    assert "rank 2 calls broadcast [4] Float at /job/train.py:44 sync_grads; ranks 0,1" in within["text"]
 
 
 def test_recorded_mismatch_of_two_ranks() -> None:
@@ -196,7 +196,7 @@ def test_recorded_missing_rank() -> None:
     assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == ("missing-rank", "certain", [1])
     assert judge([look])["certainty"] == "likely", "in one look it may be late"
     assert verdict["text"] == (
-        "rank 1 of Trainer did not join all_reduce [1000] Float: it is at /job/data.py:12 load; rank 0,2 wait in"
+        "Trainer rank 1 did not join all_reduce [1000] Float: it is at /job/data.py:12 load; ranks 0,2 wait in"
         " collective 2 of group 0 default_pg gloo, all_reduce [1000] Float, at /job/train.py:40 sync_grads"
     )
     idle = frame(RAY, 900, "Worker.main_loop"), frame("/x/ray/_private/workers/default_worker.py", 300, "<module>")
@@ -210,7 +210,7 @@ def test_recorded_crash() -> None:
     others = [collective(rank, **calls(rank, DONE, WAITS)) for rank in (0, 2)]
     verdict = judge([others])
     assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == ("crashed-peer", "certain", [1])
-    assert "the process of rank 1 of Trainer is gone; rank 0,2 wait in collective 2" in verdict["text"]
+    assert "the process of Trainer rank 1 is gone; ranks 0,2 wait in collective 2" in verdict["text"]
     starts = process(None, *LOADING, pid=9)
     assert judge([[*others, starts]])["kind"] != "crashed-peer"
 
@@ -275,7 +275,7 @@ def test_recorded_progress() -> None:
     slow = [*before[:2], process(2, frame("/job/train.py", 50, "step"), **calls(2, DONE))]
     verdict = judge([before, slow])
     assert verdict["kind"] == "moving"
-    assert "rank 2 of Trainer is at /job/train.py:50 step, and moves; rank 0,1 wait in collective 2" in verdict["text"]
+    assert "Trainer rank 2 is at /job/train.py:50 step, and moves; ranks 0,1 wait in collective 2" in verdict["text"]
     assert judge([before, before])["kind"] == "missing-rank"
 
 
@@ -290,11 +290,11 @@ def test_groups_that_cannot_be_told_apart() -> None:
     ("how", "kind", "ranks", "words"),
     [
         ("mismatch", "collective-mismatch", [2],
-         "rank 2 calls broadcast [4] Float at /workspace/planted_torch.py:36 Trainer.sync_metrics; rank 0,1 call"),
+         "rank 2 calls broadcast [4] Float at /workspace/planted_torch.py:36 Trainer.sync_metrics; ranks 0,1 call"),
         ("missing", "missing-rank", [1], "all_reduce [1000] Float: it is at /workspace/planted_torch.py:52 Trainer"),
         ("skipped", "missing-rank", [1], "all_reduce [1000] Float: it is idle, its task has returned; rank 0 waits in"),
         ("unrecorded", "missing-rank", [1], "rank 1 did not join all_reduce: it is at /workspace/planted_torch"),
-        ("crashed", "crashed-peer", [3], "the process of rank 3 of Trainer crashedTrainer is gone; rank 1 waits in"),
+        ("crashed", "crashed-peer", [3], "the process of Trainer rank 3 is gone; rank 1 waits in"),
         ("loader", "lock", [], "waits for a lock at /workspace/planted_torch.py:92 Rows.__getitem__"),
     ],
 )  # fmt: skip
@@ -315,7 +315,7 @@ LOADER_WORKER = "/env/lib/python3.11/site-packages/torch/utils/data/_utils/worke
     [
         ({"threads": [], "state": "silent"}, "gil", "ray::Trainer (pid 77) is not answering: native code holds"),
         ({}, "unknown", "ray::Trainer (pid 77) is at /job/data.py:12 load"),
-        (None, "data-loader", "rank 0 of Trainer waits for a worker of its DataLoader at /job/train.py:44"),
+        (None, "data-loader", "Trainer rank 0 waits for a worker of its DataLoader at /job/train.py:44"),
     ],
     ids=["silent", "stuck", "gone"],
 )
@@ -327,7 +327,7 @@ def test_data_loader(worker: dict[str, Any] | None, kind: str, words: str) -> No
     )
     verdict = judge([[waits, *([] if worker is None else [{**stuck, **worker}])]])
     assert (verdict["kind"], words in verdict["text"]) == (kind, True), verdict
-    assert "rank 0 of Trainer waits for a worker of its DataLoader" in verdict["text"]
+    assert "Trainer rank 0 waits for a worker of its DataLoader" in verdict["text"]
 
 
 def test_paused_process_is_no_hang() -> None:
@@ -395,7 +395,7 @@ def test_gil_from_outside() -> None:
     verdict = judge([[process(0, *LOADING), stuck]])
     assert (verdict["kind"], verdict["certainty"], verdict["pids"]) == ("gil", "likely", [101])
     assert verdict["text"] == (
-        "rank 1 of Trainer is not answering: native code holds Python's lock (GIL), called at fast/core.py:8 solve, "
+        "Trainer rank 1 is not answering: native code holds Python's lock (GIL), called at fast/core.py:8 solve, "
         "from /job/train.py:30 step"
     )
     assert verdict["next"] == "raydebug stacks --native"
@@ -407,7 +407,7 @@ def test_gil_from_outside() -> None:
     assert (stopped["kind"], stopped["next"]) == ("stopped", "kill -CONT 101")
     waits = judge([[collective(0), collective(2), collective(3), stuck]])
     assert (waits["kind"], waits["ranks"]) == ("missing-rank", [1])
-    assert "/job/train.py:30 step, where native code holds Python's lock (GIL); rank 0,2,3 of Trainer" in waits["text"]
+    assert "/job/train.py:30 step, where native code holds Python's lock (GIL); Trainer ranks 0,2,3" in waits["text"]
 
 
 def test_stack_from_outside_is_no_movement() -> None:

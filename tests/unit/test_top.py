@@ -37,11 +37,11 @@ def running(**more: Any) -> dict[str, Any]:
         "id": "7",
         "where": "reward.py:12 score",
         "kind": "breakpoint",
-        "who": "rank 1 Trainer pid 8",
+        "who": "Trainer rank 1 pid 8",
         "exception": None,
     }
     findings = [
-        {"code": "run.slow-rank", "severity": "warning", "what": "rank 1 of Trainer is slower than the others"},
+        {"code": "run.slow-rank", "severity": "warning", "what": "Trainer rank 1 is slower than the others"},
         {"code": "x", "severity": "error", "what": "a hostile \x1b[2J finding"},
     ]
     return {**document, "status": "running", "ended": None, "exit_code": None, "first_error": None,
@@ -62,8 +62,8 @@ def test_picture_of_a_run_that_goes_on() -> None:
     """The data have what stops the run, its step, metrics, memory with the last minute's change, and its log."""
     shown = picture(running(), training="step 10, phase gen for 12 s")
     assert (shown["version"], shown["status"], shown["took_s"], shown["step"]) == (1, "running", 400.0, 9)
-    assert shown["stops"] == ["raydebug attach 7: paused for 1m10s: reward.py:12 score (rank 1 Trainer pid 8)"]
-    assert shown["slow_rank"] == "rank 1 of Trainer is slower than the others"
+    assert shown["stops"] == ["raydebug attach 7: paused for 1m10s: reward.py:12 score (Trainer rank 1 pid 8)"]
+    assert shown["slow_rank"] == "Trainer rank 1 is slower than the others"
     assert [one["code"] for one in shown["findings"]] == ["x"]
     assert [one["label"] for one in shown["metrics"]] == ["reward", "KL", "gradient norm", "tokens/s", "step, seconds"]
     assert shown["metrics"][2]["values"][-1] == math.inf
@@ -83,8 +83,8 @@ def test_lines_of_a_picture(width: int) -> None:
         assert re.match(r"^\S+  running for 6m40s  step 9, .* ago, median ", shown[0])
         assert shown[1] == "this is 1m30s old: no `raydebug run` follows the job any more"
         assert shown[2] == "now: phase gen"
-        assert shown[3] == "raydebug attach 7: paused for 1m10s: reward.py:12 score (rank 1 Trainer pid 8)"
-        assert shown[4] == "rank 1 of Trainer is slower than the others"
+        assert shown[3] == "raydebug attach 7: paused for 1m10s: reward.py:12 score (Trainer rank 1 pid 8)"
+        assert shown[4] == "Trainer rank 1 is slower than the others"
         assert shown[5] == "error: a hostile \\x1b[2J finding"
         assert any(re.match(r"^gradient norm +inf +[▁-█]+!  actor/grad_norm", one) for one in shown)
 
@@ -95,7 +95,7 @@ def test_command_to_attach_is_whole(name: str, option: str) -> None:
     shown = lines_of(picture(running(cluster={"name": name}), age_s=90.0), 40)
     at = next(number for number, line in enumerate(shown) if line.startswith("raydebug attach"))
     assert " ".join(line.rstrip() for line in shown[at : at + 3]) == (
-        f"raydebug attach 7{option}: paused for 1m10s: reward.py:12 score (rank 1 Trainer pid 8)"
+        f"raydebug attach 7{option}: paused for 1m10s: reward.py:12 score (Trainer rank 1 pid 8)"
     )
     failed = lines_of(picture({**run_documents.failed_run(), "first_error": {"text": "words " * 2000}}), 40)
     assert [line[-1] for line in failed if "words words" in line] == [" ", " ", "\N{HORIZONTAL ELLIPSIS}"]

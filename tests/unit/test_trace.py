@@ -303,7 +303,10 @@ def test_tasks_join_their_process(tmp_path: Path) -> None:
     ]  # fmt: skip
     (folder / "tasks.json").write_text(json.dumps({"version": 1, "cut": False, "columns": COLUMNS, "rows": rows}))
     found = {group.title: [lane.title for lane in group.lanes] for group in groups_of(read(folder))}
-    assert found == {"02 Trainer (pid 7)": ["phases", "Ray tasks"], "01 Other (pid 8)": ["phases", "Ray tasks"]}
+    assert found == {
+        "02 Trainer trainer_0 (pid 7)": ["phases", "Ray tasks"],
+        "01 Other (pid 8)": ["phases", "Ray tasks"],
+    }
 
 
 def test_ten_thousand_tasks(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_silent_rank(facts: dict[str, Any], kind: str, words: str) -> None:
     look = [driver("a0", "a3"), process(0, *STUCK, actor_id="Trainer 0"), silent]
     verdict = judge([look, look], [task(f"a{n}", "Trainer.train", f"Trainer {n}") for n in (0, 3)])
     assert (verdict["kind"], verdict["ranks"]) == (kind, [3]), verdict
-    assert verdict["text"].startswith("rank 3 of Trainer ")
+    assert verdict["text"].startswith("Trainer rank 3 ")
     assert words in verdict["text"]
 
 
@@ -328,7 +328,7 @@ def test_idle_rank_is_not_the_cause() -> None:
         ("wait_and_sleep", "lock", 2, "planted.py:87 Actor.train; driver (pid "),
         ("poll_status", "lock", 2, "Actor worker (pid "),
         ("replay_buffer", "network", 1, "Actor agent-worker (pid "),
-        ("gil_of_rank", "gil", 2, "rank 2 of Actor is not answering: native code holds Python's lock (GIL)"),
+        ("gil_of_rank", "gil", 2, "Actor rank 2 is not answering: native code holds Python's lock (GIL)"),
         ("disk", "disk", 2, "is asleep in the kernel in kernel_clone (state D"),
         ("server", "network", 3, "Handler.do_GET; Actor (pid "),
         ("pool", "network", 3, "planted.py:70 Actor.reward; driver (pid "),

@@ -167,8 +167,9 @@ def ps(
 
 
 def _show_processes(cluster: Cluster, *, as_json: bool) -> None:
-    from raydebug.client.gateway_client import fetch_processes, name_process
+    from raydebug.client.gateway_client import fetch_processes
     from raydebug.cluster.state import name_option
+    from raydebug.protocol.names import name_process
 
     found = fetch_processes(cluster)
     if as_json:
@@ -182,9 +183,9 @@ def _show_processes(cluster: Cluster, *, as_json: bool) -> None:
         doing = one["doing"] or {}
         at = f"{PurePath(doing['file']).name}:{doing['line']} {doing['function']}" if doing.get("file") else ""
         state = f"paused: {', '.join(one['pauses'])}" if one["pauses"] else at if one["answers"] else "does not answer"
-        rows.append(
-            [str(one["pid"]), str(one["ip"]), (one["worker_id"] or "")[:12], one["job"] or "", name_process(one), state]
-        )
+        program = "" if one["actor"] else one["title"] or one["argv"] or ""
+        who = name_process(one) if program in ("", name_process(one)) else f"{name_process(one)}: {program}"
+        rows.append([str(one["pid"]), str(one["ip"]), (one["worker_id"] or "")[:12], one["job"] or "", who, state])
     render.table(None, ["pid", "ip", "worker", "job", "who", "at"], rows)
     pid = render.command("raydebug", "attach", "--pid", str(found[0]["pid"]))
     render.say(f"next: {pid}{name_option(cluster.name)}")

@@ -30,6 +30,7 @@ from raydebug.protocol.listings import (
     ListedStacks,
     with_frames,
 )
+from raydebug.protocol.names import name_process
 from raydebug.protocol.questions import Answer, Body, Question
 from raydebug.protocol.records import BreakpointSpec
 from raydebug.protocol.snapshot import IS_ID, SnapshotSummary
@@ -364,21 +365,14 @@ def describe_break_states(one: ListedBreakpoint) -> str:
     return ", ".join(words) + "".join(f"; {note}" for note in sorted(notes))
 
 
-def name_process(process: ListedProcess) -> str:
-    """Return the name of a process in a few words: its rank, then its actor, `driver` or its title."""
-    rank = "" if process.get("rank") is None else f"rank {process['rank']} "
-    title = process.get("title") or process.get("argv") or ""
-    return f"{rank}{process.get('actor') or ('driver: ' if process.get('is_driver') else '') + title}"
-
-
 def name_owner(pause: ListedPause) -> str:
-    """Return the owner of a pause in a few words: rank, actor or task, attempt from the second on, pid."""
-    rank = "" if pause.get("rank") is None else f"rank {pause['rank']} "
+    """Return the owner of a pause in a few words: its name, or its task's; its attempt from the second on, its pid."""
     if pause.get("child_of"):
+        rank = "" if pause.get("rank") is None else f"rank {pause['rank']} "
         return f"{rank}pid {pause.get('pid')}, child of {pause.get('actor') or 'worker'} pid {pause['child_of']}"
-    who = pause.get("actor") or pause.get("task") or ("driver" if pause.get("job_id") else "process")
     attempt = f" attempt {pause['attempt']}" if (pause.get("attempt") or 1) > 1 else ""
-    return f"{rank}{who}{attempt} pid {pause.get('pid')}"
+    who = {**pause, "title": pause.get("task"), "is_driver": bool(pause.get("job_id") and not pause.get("task"))}
+    return f"{name_process(who)}{attempt} pid {pause.get('pid')}"
 
 
 def name_reason(pause: ListedPause) -> str:

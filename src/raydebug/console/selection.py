@@ -6,9 +6,8 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from raydebug import render
 from raydebug.protocol.listings import ListedPause
-from raydebug.protocol.ranks import parse_ranks
+from raydebug.protocol.ranks import parse_ranks, runs
 
 ALL = "*"
 _ADDRESS_FIRST = re.compile(r"@\s*(\*|all\b|[#\d,-]+)(?:\s+(.*))?", re.DOTALL)
@@ -75,7 +74,7 @@ def joined(labels: Sequence[str]) -> str:
     ranks = sorted(int(name.removeprefix("rank ")) for name in labels if re.fullmatch(r"rank \d+", name))
     words = []
     if ranks:
-        words.append(("rank " if len(ranks) == 1 else "ranks ") + ", ".join(render.runs(ranks)))
+        words.append(("rank " if len(ranks) == 1 else "ranks ") + ", ".join(runs(ranks)))
     return ", ".join([*words, *(name for name in labels if not re.fullmatch(r"rank \d+", name))])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
@@ -14,7 +13,8 @@ from raydebug.gateway.ended import Ended
 from raydebug.gateway.numbers import BREAK, Numbers
 from raydebug.protocol import messages, questions, records, wire
 from raydebug.protocol.death import Birth, Kill, LastWords
-from raydebug.protocol.listings import ListedAnswer, ListedBreakpoint, ListedProcess, ListedStacks
+from raydebug.protocol.listings import ListedAnswer, ListedBreakpoint, ListedStacks
+from raydebug.protocol.names import role_of
 from raydebug.protocol.questions import Answer, Body, Question
 from raydebug.protocol.records import BadRecord, BreakpointReport, BreakpointSpec, StackFrame, StacksRecord, digest_of
 from raydebug.protocol.spans import SpansRecord
@@ -37,8 +37,6 @@ HOLDERS = 3  # of the same frames, asked for them one after the other
 # The actor in which Ray runs a job's driver (ray 2.60.0 dashboard/modules/job/common.py): not the user's, though it has
 # the job's environment. Held by tests/ray/test_contracts.py.
 JOB_ACTOR = "_ray_internal_job_actor_"
-_DIGITS = re.compile(r"\d+")
-_NUMBERS = re.compile(r"([_:.-]?\d+)+$")
 STACKS_OF = [name for name in LISTED if name in ListedStacks.__annotations__]
 
 
@@ -58,16 +56,8 @@ def _list_answer(channel: ControlChannel, answer: Answer | NoAnswer) -> ListedAn
     none = answer if isinstance(answer, NoAnswer) else NoAnswer(messages.ANSWERED)
     found = None if isinstance(answer, NoAnswer) else answer
     process = channel.describe()
-    about = {"process": process, "instance": channel.instance, "role": _role(process)}
+    about = {"process": process, "instance": channel.instance, "role": role_of(process)}
     return {**about, "state": none.state, "answer": found, "cause": none.cause}  # type: ignore[typeddict-item]
-
-
-def _role(about: ListedProcess) -> str:
-    """Return what the ranks of one training have in common: verl's are `WorkerDict_0:1`, vLLM's `VLLM::Worker_TP1`."""
-    if about["actor"]:
-        return _NUMBERS.sub("", about["actor"]) or about["actor"]
-    title = str(about["title"] or about["argv"] or "")
-    return "driver" if about["is_driver"] else _DIGITS.sub("", title) if title.startswith("VLLM::") else title
 
 
 def _split_fault(channel: ControlChannel, decoder: wire.Decoder, data: bytes) -> list[Message]:
@@ -108,7 +98,7 @@ def _list_stacks(channel: ControlChannel, record: StacksRecord | None) -> Listed
         **{name: about[name] for name in STACKS_OF},  # type: ignore[typeddict-item, literal-required]
         "actor_id": channel.about.get("actor_id"),
         "instance": channel.instance,
-        "role": _role(about),
+        "role": role_of(about),
         "world": record.get("world") if record else None,
         "state": messages.ANSWERED if record else messages.SILENT,
         "age_s": 0.0 if record else None,

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, cast
 
 from raydebug.protocol.death import EndedProcess
 from raydebug.protocol.messages import EXIT, OS_EXIT
+from raydebug.protocol.names import name_process
 from raydebug.protocol.node_facts import RAY_WORKER
 from raydebug.protocol.secrets import scrubbed, scrubbed_texts
 
@@ -190,17 +191,6 @@ def certify(of: Evidence) -> Certificate:
     if found.kind.upper() in _MEANING:
         _add_stack(found, f"{of.log}\n{ended['fault']}")
     return found
-
-
-def name_process(ended: EndedProcess) -> str:
-    """Name a process as people know it: its actor or program, and its rank."""
-    title, name = str(ended.get("title") or ended.get("argv") or ""), str(ended.get("actor") or "")
-    if title.startswith("VLLM::"):
-        name = f"vLLM's {title.removeprefix('VLLM::').split()[0]}"
-    elif not name:
-        child_of = ended.get("child_of")
-        name = "the driver" if ended.get("is_driver") else f"a child of pid {child_of}" if child_of else "a process"
-    return f"{name} rank {ended['rank']}" if ended.get("rank") is not None else name
 
 
 def _ray_memory(of: Evidence, _: Certificate) -> Found:

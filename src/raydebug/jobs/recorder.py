@@ -26,12 +26,13 @@ from raydebug.jobs.span_log import SpanLog
 from raydebug.jobs.submit import folder_of
 from raydebug.protocol import variables
 from raydebug.protocol.listings import ListedPause
+from raydebug.protocol.names import name_process
 from raydebug.protocol.secrets import without_secret_arguments, without_secrets
 from raydebug.protocol.snapshot import SnapshotSummary
 from raydebug.settings.flavours import digest_of
 
 if TYPE_CHECKING:
-    from raydebug.cluster.dashboard import ActorRow, Dashboard, JobInfo
+    from raydebug.cluster.dashboard import Dashboard, JobInfo
     from raydebug.cluster.state import Cluster
     from raydebug.findings import Finding
     from raydebug.trainers.trainer import Trainer
@@ -243,7 +244,12 @@ class Recorder:
         workers = [(node_id, worker) for node_id, found in statistics.items() for worker in found.get("workers") or ()]
         seen = {(node_id, worker.get("pid", 0), _name_of(worker)) for node_id, worker in workers}
         if not seen <= self._known_workers and (job_id := dashboard.job(self._id).get("job_id")):
-            self._titles, self._known_workers = _titles_of(dashboard.actors(job_id)), seen
+            from raydebug.jobs.logs import rank_of
+
+            self._known_workers = seen
+            for actor in dashboard.actors(job_id):
+                about = {"actor": actor["class_name"], "rank": rank_of(actor)}
+                self._titles[str(actor.get("node_id")), actor["pid"]] = name_process(about)
         for node_id, found in statistics.items():
             titles = {pid: title for (of, pid), title in self._titles.items() if of == node_id}
             self._memory.take(nodes[node_id], found, at_s, titles)
@@ -320,17 +326,6 @@ def _name_of(worker: Mapping[str, Any]) -> str:
     """
     name = str(next(iter(worker.get("cmdline") or ()), ""))
     return name if name.endswith(".__init__") else name.partition(".")[0]
-
-
-def _titles_of(actors: Sequence[ActorRow]) -> dict[tuple[str, int], str]:
-    """Return the class and rank of actors, by node and pid."""
-    from raydebug.jobs.logs import rank_of
-
-    found = {}
-    for actor in actors:
-        rank = "" if (number := rank_of(actor)) is None else f" rank {number}"
-        found[str(actor.get("node_id")), actor["pid"]] = f"{actor['class_name']}{rank}"
-    return found
 
 
 def _trainer_of(command: Sequence[str], folder: Path) -> Trainer | None:

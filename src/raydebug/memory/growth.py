@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from raydebug.client.gateway_client import name_process
 from raydebug.memory.look import Look
 from raydebug.protocol.memory import Holder, ProcessMemory
+from raydebug.protocol.names import name_process
 from raydebug.report.units import mebibytes
 
 EVEN = 0.3  # the slowest growth between two looks against the fastest
@@ -60,7 +60,6 @@ def find_growth(looks: Sequence[Look]) -> list[Growth]:
     for one in looks[-1].processes:
         process, instance = one["process"], one["instance"]
         known = [_size_of(look, instance) for look in looks]
-        name = name_process(process).strip() or "process"
         grown = [*_holders(looks, instance, at), *_children(looks, process["pid"], process["ip"], at)]
         if not grown and all(known):  # it was there at each look, and has answered
             left = itertools.accumulate((look.census.get(instance, {}).get("left", 0) for look in looks), initial=0)
@@ -68,7 +67,7 @@ def find_growth(looks: Sequence[Look]) -> list[Growth]:
             grown = [("", "", "", 0, sizes[-1] - sizes[0])] if _is_even(sizes, at, LEAST_UNSEEN) else []
         length, per = at[-1] - at[0], "step" if by_steps else "second"
         found += [
-            Growth(process["pid"], name, holder, kind, what, count / length, more / length, per)
+            Growth(process["pid"], name_process(process), holder, kind, what, count / length, more / length, per)
             for holder, kind, what, count, more in grown
         ]
     return sorted(found, key=lambda growth: (not growth.kind, -growth.bytes))

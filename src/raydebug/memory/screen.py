@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from raydebug.client.gateway_client import name_process
 from raydebug.memory.growth import Growth, size
 from raydebug.memory.look import Look
 from raydebug.protocol.messages import ANSWERED
+from raydebug.protocol.names import name_process
 
 if TYPE_CHECKING:
     from raydebug.protocol.listings import ListedProcess
@@ -57,7 +57,7 @@ def document(look: Look, changes: Mapping[tuple[str, str], float], grown: Sequen
         counted = look.census.get(one["instance"], {})
         named = _title(one["process"]), ip
         processes.append({
-            "name": name_process(one["process"]).strip() or "process", "pid": one["process"]["pid"], "node": ip,
+            "name": name_process(one["process"]), "pid": one["process"]["pid"], "node": ip,
             "state": one["state"], **{key: answer[key] for key in _SAID if key in answer},
             "per_step": changes[named] / alike[named] if named in changes else None,
             "holders": counted.get("holders", [])[:20], "cut": counted.get("cut", False),
@@ -75,7 +75,7 @@ def _title(process: ListedProcess) -> str:
     if process.get("child_of"):
         return ""
     kind = (process["actor"] or "").partition(" ")[0]  # behind it is the name of the actor
-    return kind + ("" if process["rank"] is None else f" rank {process['rank']}")
+    return name_process({"actor": kind, "rank": process["rank"]}) if kind else ""
 
 
 def _joined(gpus: Sequence[Mapping[str, Any]]) -> dict[str, int]:

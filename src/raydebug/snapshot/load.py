@@ -15,6 +15,7 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints, is_ty
 from raydebug import render
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.jobs.run_folder import LAST, SNAPSHOTS, load_run, runs_dir
+from raydebug.protocol.names import name_ranks
 from raydebug.protocol.snapshot import FORMAT, MAX_BYTES, SUFFIX, VERSION, SnapshotDocument, SnapshotSummary
 from raydebug.settings.files import NotPlainText, read_bounded
 
@@ -107,9 +108,8 @@ def group_same(found: Sequence[SnapshotFile]) -> list[list[SnapshotFile]]:
 def name_processes(same: Sequence[SnapshotFile]) -> str:
     """Return which processes a group of snapshots is of: `WorkerDict ranks 0-3,7`, or their process ids."""
     actor = (same[0].summary.get("actor") or "").partition(" ")[0]
-    ranks = {rank for one in same if (rank := one.summary.get("rank")) is not None}
-    if ranks:
-        return f"{actor} rank{'s' if len(ranks) > 1 else ''} {','.join(render.runs(ranks))}".strip()
+    if ranks := {rank for one in same if (rank := one.summary.get("rank")) is not None}:
+        return name_ranks(ranks, actor)
     pids = sorted({one.summary.get("pid", 0) for one in same})
     more = f" and {len(pids) - 4} more" if len(pids) > 4 else ""
     return f"{actor} pid {', '.join(map(str, pids[:4]))}{more}".strip()

@@ -7,13 +7,13 @@ operation, size or type, or did not call, this is the reason for the hang. Stack
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from raydebug.protocol import messages
 from raydebug.protocol.listings import ListedStacks
+from raydebug.protocol.names import name_process, name_ranks
 from raydebug.protocol.records import RAY_COLLECTIVE, CollectiveCall, CollectiveGroup
-from raydebug.render import runs
 from raydebug.stacks.groups import place
 from raydebug.stacks.waits import (
     CERTAIN,
@@ -25,8 +25,7 @@ from raydebug.stacks.waits import (
     attach,
     holds_gil,
     make_verdict,
-    name_process,
-    name_ranks,
+    who,
 )
 
 # Operations that need inputs of equal size and type on all ranks, as the recorder calls them (torch 2.11 and 2.13).
@@ -153,7 +152,7 @@ def _judge_group(
         if len(different) > 1:
             return 0, _mismatch(group, each, different, places)
     rank, first = next(iter(inside.items()))
-    waiting = f"{_ranks(inside)} {_verb('wait', len(inside))} in collective {seq} of group {group.label}, "
+    waiting = f"{name_ranks(inside)} {_verb('wait', len(inside))} in collective {seq} of group {group.label}, "
     waiting += f"{_words(group.calls[rank][seq])}, {_where(first, places)}"
     members = {one["instance"] for one in group.members.values()}
     others = [one for one in processes if one["role"] == first["role"] and one["instance"] not in members]
@@ -162,21 +161,21 @@ def _judge_group(
     if not group.is_rays and max(group.ranks) >= (first["world"] or 0):
         others, gone = [], []  # OpenRLHF's group of a trainer and its engines counts ranks of its own
     if gone and None not in there and group.is_rays:
-        return 1, _not_there(gone, first["role"], waiting)
+        return 1, _not_there(gone, first, waiting)
     if gone and None not in there:  # torch makes a group when all of its ranks are there
-        text = f"the process of {_ranks(gone)} of {first['role']} is gone; {waiting}"
+        text = f"the process of {name_process(first, gone)} is gone; {waiting}"
         return 1, {**make_verdict("crashed-peer", CERTAIN, text, LOGS), "ranks": gone}
     silent = {one["rank"]: one for one in others if one["state"] != messages.ANSWERED and one["rank"] in group.ranks}
     late = silent | {rank: one for rank, one in group.members.items() if max(group.calls[rank], default=0) < seq}
     if not late:
         return None
     first = next(iter(late.values()))
-    who = f"{_ranks(rank for rank in late if rank is not None)} of {first['role']}"
+    late_ones = name_process(first, [rank for rank in late if rank is not None])
     if first["instance"] in moved:
-        text = f"the others wait for a slow one: {who} {_state(first, places)}, and moves; {waiting}"
+        text = f"the others wait for a slow one: {late_ones} {_state(first, places)}, and moves; {waiting}"
         return 4, make_verdict("moving", LIKELY, text, None, list(late.values()))
     also_waits = any(places[one["instance"]].kind == COLLECTIVE for one in late.values() if one["instance"] in places)
-    text = f"{who} did not join {_words(group.calls[rank][seq])}: it {_state(first, places)}; {waiting}"
+    text = f"{late_ones} did not join {_words(group.calls[rank][seq])}: it {_state(first, places)}; {waiting}"
     return 3 if also_waits else 2, make_verdict("missing-rank", CERTAIN, text, attach(first), list(late.values()))
 
 
@@ -196,11 +195,12 @@ def _mismatch(group: _ProcessGroup, seq: int, different: list[list[int]], places
     for ranks in [*different[1:], different[0]]:
         call, process = group.calls[ranks[0]][seq], group.members[ranks[0]]
         if call.get("done"):
-            parts.append(f"{_ranks(ranks)} has called {_words(call)}, and {_state(process, places)}")
+            parts.append(f"{name_ranks(ranks)} has called {_words(call)}, and {_state(process, places)}")
         else:
-            parts.append(f"{_ranks(ranks)} {_verb('call', len(ranks))} {_words(call)} {_where(process, places)}")
+            parts.append(f"{name_ranks(ranks)} {_verb('call', len(ranks))} {_words(call)} {_where(process, places)}")
     odd = [group.members[rank] for ranks in different[1:] for rank in ranks]
-    text = f"ranks of {odd[0]['role']} differ in collective {seq} of group {group.label}: {'; '.join(parts)}"
+    members = name_process(odd[0], list(group.calls))
+    text = f"{members} differ in collective {seq} of group {group.label}: {'; '.join(parts)}"
     return make_verdict("collective-mismatch", CERTAIN, text, attach(odd[0]), odd)
 
 
@@ -209,10 +209,6 @@ def _mismatch(group: _ProcessGroup, seq: int, different: list[list[int]], places
 
 def _words(call: CollectiveCall) -> str:
     return " ".join(one for one in (call.get("op", "").lstrip("_"), call.get("sizes"), call.get("dtypes")) if one)
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    return f"rank {','.join(runs(sorted(ranks)))}"
 
 
 def _verb(verb: str, subjects: int) -> str:
@@ -245,9 +241,9 @@ def _judge_stacks(
         return None
     by_name = sorted(([one for one in inside if one.what == name] for name in {one.what for one in inside}), key=len)
     if len(by_name) > 1 and not any(POINT_TO_POINT.search(one.what) for one in inside):
-        parts = [f"{name_ranks(same)} in {same[0].what} at {place(same[0].at)}" for same in by_name]
+        parts = [f"{_members(same)} in {same[0].what} at {place(same[0].at)}" for same in by_name]
         odd = [one.process for one in by_name[0]]
-        text = f"ranks of {odd[0]['role']} are in different collectives: {'; '.join(parts)}"
+        text = f"{_members(inside)} are in different collectives: {'; '.join(parts)}"
         return make_verdict("collective-mismatch", LIKELY, text, attach(odd[0]), odd)
     first = inside[0].process
     role, waiting = first["role"], _waiting(inside)
@@ -255,9 +251,9 @@ def _judge_stacks(
     missing = [rank for rank in range(max(one.process["world"] or 0 for one in inside)) if rank not in there]
     if missing and None not in there:
         if gone := [rank for rank in missing if (role, rank) in seen]:
-            text = f"the process of {_ranks(gone)} is gone; {waiting}"
+            text = f"the process of {name_ranks(gone)} is gone; {waiting}"
             return {**make_verdict("crashed-peer", CERTAIN, text, LOGS), "ranks": gone}
-        return _not_there(missing, role, waiting)
+        return _not_there(missing, first, waiting)
     places = {one.process["instance"]: one for one in waits}
     outside = [
         one for one in processes
@@ -268,16 +264,17 @@ def _judge_stacks(
         return None
     first = outside[0]
     if first["instance"] in moved:
-        text = f"the others wait for a slow one: {name_process(first)} {_state(first, places)}, and moves; {waiting}"
+        text = f"the others wait for a slow one: {who(first)} {_state(first, places)}, and moves; {waiting}"
         return make_verdict("moving", LIKELY, text, None, outside)
     ranks = [one["rank"] for one in outside if one["rank"] is not None]
-    who = _ranks(ranks) if len(ranks) == len(outside) else ", ".join(name_process(one) for one in outside[:3])
-    text = f"{who} did not join {inside[0].what}: it {_state(first, places)}; {waiting}"
+    late = name_ranks(ranks) if len(ranks) == len(outside) else ", ".join(who(process) for process in outside[:3])
+    text = f"{late} did not join {inside[0].what}: it {_state(first, places)}; {waiting}"
     return make_verdict("missing-rank", LIKELY, text, attach(first), outside)
 
 
-def _not_there(ranks: list[int], role: str, waiting: str) -> Verdict:
-    text = f"{_ranks(ranks)} of {role} is not there (yet): no process with this rank was seen; {waiting}"
+def _not_there(ranks: list[int], peer: ListedStacks, waiting: str) -> Verdict:
+    are = "are" if len(ranks) > 1 else "is"
+    text = f"{name_process(peer, ranks)} {are} not there (yet): no such process was seen; {waiting}"
     return {**make_verdict("starting", LIKELY, text, LOGS), "ranks": ranks}
 
 
@@ -293,4 +290,11 @@ def all_inside(waits: Sequence[Wait]) -> Verdict | None:
 
 
 def _waiting(inside: Sequence[Wait]) -> str:
-    return f"{name_ranks(inside)} of {inside[0].process['role']} {_verb('wait', len(inside))} in {inside[0].what}"
+    return f"{_members(inside)} {_verb('wait', len(inside))} in {inside[0].what}"
+
+
+def _members(waits: Sequence[Wait]) -> str:
+    """Name ranks of one role, `Trainer ranks 0-2`; where no rank is known, `2 processes of Trainer`."""
+    first, ranks = waits[0].process, [wait.process["rank"] for wait in waits if wait.process["rank"] is not None]
+    several = f"{len(waits)} process{'es' if len(waits) > 1 else ''} of {first['role']}"
+    return name_process(first, ranks) if ranks else several

@@ -21,7 +21,7 @@ from raydebug.stacks.collect import as_document, fetch_tasks, take
 from raydebug.stacks.progress import TICK_S, Progress, Words
 from raydebug.stacks.slow_watch import SlowWatch
 from raydebug.stacks.training_words import describe, fetch_words
-from raydebug.stacks.waits import COLLECTIVE, Verdict, name_process, wait_of
+from raydebug.stacks.waits import COLLECTIVE, Verdict, wait_of, who
 
 if TYPE_CHECKING:
     from raydebug.jobs.recorder import Recorder
@@ -40,22 +40,24 @@ def longest_call(sample: Sequence[ListedStacks], words: Words) -> str | None:
     In a training these are the functions of rewards and the tools of samples: its other processes are always in a call.
     In other programs, processes that wait for others have none.
     """
-    names = {one["instance"]: name_process(one) for one in sample}
+    names = {one["instance"]: who(one) for one in sample}
     calls: list[tuple[float, str]] = []
     for instance, one in words.items():
-        who = names.get(instance, "another process")
+        caller = names.get(instance, "another process")
         for reward in one.get("rewards", []):
             of = f" for {reward['data_source']!r}" if "data_source" in reward else ""
-            calls.append((reward.get("age_s", 0.0), f"{who} in {reward['function']}{of}{_asking(reward.get('url'))}"))
+            calls.append(
+                (reward.get("age_s", 0.0), f"{caller} in {reward['function']}{of}{_asking(reward.get('url'))}")
+            )
         for tool in one.get("samples", []):
             if "tool" in tool:
                 what = f"tool {tool['tool']} of sample {tool['uid']}{_asking(tool.get('url'))}"
-                calls.append((tool.get("age_s", 0.0), f"{who} in {what}"))
+                calls.append((tool.get("age_s", 0.0), f"{caller} in {what}"))
     if not words:
         for process in sample:
             for call in [] if wait_of(process).kind in POLLS else process.get("calls", []):
                 where = f"{call['function']} ({call['file']}:{call['line']})"
-                calls.append((call["age_s"], f"{name_process(process)} in {where}"))
+                calls.append((call["age_s"], f"{who(process)} in {where}"))
     longest = max(calls, default=None)
     return None if longest is None else f"longest call: {longest[1]}, for {longest[0]:.0f} s or more"
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from raydebug import render
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.messages import ANSWERED
+from raydebug.protocol.names import name_process, name_ranks
 from raydebug.protocol.records import MAX_ITEMS, StackFrame, ThreadStack
 from raydebug.stacks.collect import is_python
 from raydebug.stacks.groups import StackGroup, place, users_frames
-from raydebug.stacks.waits import name_process
 
 SHOWN_FRAMES = 5
 SHOWN_NATIVE = 12
@@ -21,11 +20,8 @@ def group_lines(groups: Sequence[StackGroup], processes: Sequence[ListedStacks])
     """Yield which processes are in each group, and the frames that say where they are."""
     native = {(one["role"], one["pid"]): one.get("native", []) for one in processes}
     for one in groups:
-        who = (
-            f"ranks {','.join(render.runs(one['ranks']))}"
-            if one["ranks"]
-            else f"pid {', '.join(map(str, one['pids'][:8]))}"
-        )
+        pids = ", ".join(map(str, one["pids"][:8]))
+        who = name_ranks(one["ranks"]) if one["ranks"] else f"pid {pids}"
         count = f"  {len(one['pids'])} processes" if len(one["pids"]) > 1 else ""
         mark = "  differs from the others" if one["outlier"] else ""
         yield f"{one['role']}  {who}{count}{mark}"

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from raydebug.protocol.listings import ListedAnswer
+from raydebug.protocol.names import VLLM, name_process
 from raydebug.protocol.questions import CollectiveTimes
 from raydebug.render import command, duration
 from raydebug.stacks.waits import LIKELY, Verdict, VerdictKind, make_verdict
@@ -84,7 +85,7 @@ def find_teams(answers: Sequence[Answer]) -> list[Team]:
 def _role(one: Answer) -> str:
     """Return what ranks of one part of a job have in common; empty for plain processes, whose titles may differ."""
     role = one.get("role", "")
-    return role if one["process"]["actor"] or role.startswith("VLLM::") else ""
+    return role if one["process"]["actor"] or role.startswith(VLLM) else ""
 
 
 def _team(members: Sequence[Answer]) -> Team | None:
@@ -106,7 +107,7 @@ def _team(members: Sequence[Answer]) -> Team | None:
     calls = _late_calls(sorted(same, key=lambda one: max(one[1].values())))
     now_s = statistics.median(times.get("now_ns", 0) / 1e9 - ahead[rank] for rank, times in said.items())
     age_s = now_s - calls[-1].at_s if calls else math.inf
-    return Team(members[0]["process"]["job"], _role(members[0]) or "the job", answers, calls, age_s)
+    return Team(members[0]["process"]["job"], _role(members[0]), answers, calls, age_s)
 
 
 def _clocks(nodes: Mapping[int, str], calls: Sequence[Mapping[int, float]]) -> dict[int, float]:
@@ -166,8 +167,9 @@ def find_slow(team: Team, step_ends: Sequence[float] | None = None) -> SlowRank 
     if len(parts) < LEAST_PARTS or slow_in[rank] < MOST * len(parts) or cost_s < max(LEAST_S, TIMES * others_s):
         return None
     most = max((call for call in shown if call.rank == rank), key=lambda call: call.cost_s)
+    who = name_process(team.answers[rank]["process"], [rank])
     text = (
-        f"rank {rank} of {team.name} is slower than the others: they have waited {duration(cost_s)} of"
+        f"{who} is slower than the others: they have waited {duration(cost_s)} of"
         f" {duration(sum(call.took_s for call in shown))} for it, in {slow_in[rank]} of {len(parts)}"
         f" {'parts of the time' if step_ends is None else 'steps'}, and for the next one {duration(others_s)};"
         f" most before {most.what} ({duration(most.cost_s)})"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from raydebug.client.gateway_client import ask_processes
 from raydebug.errors import RaydebugError
 from raydebug.protocol.messages import ANSWERED
+from raydebug.protocol.names import name_ranks
 from raydebug.protocol.questions import TRAINING, Nothing
-from raydebug.render import runs
 from raydebug.stacks.graph import OF_BUFFER
-from raydebug.stacks.waits import for_seconds, name_process
+from raydebug.stacks.waits import for_seconds, who
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
@@ -56,7 +56,7 @@ def join(found: Mapping[str, TrainingWords], processes: Sequence[ListedStacks], 
     roles = {one["role"] for one in trainers if one["rank"] is not None}
     outside = {one["rank"] for one in processes if one["role"] in roles and one not in trainers}
     sides = {sync.get("side") for sync in syncing.values()}
-    missing = f"trainer's rank {','.join(runs(rank for rank in outside if rank is not None))}" if outside else None
+    missing = f"trainer's {name_ranks([rank for rank in outside if rank is not None])}" if outside else None
     if missing is None and len(sides) == 1 and "both" not in sides:  # of one process: no other one has to join
         missing = "rollout" if "trainer" in sides else "trainer"
     for sync in syncing.values():
@@ -76,7 +76,7 @@ def _note_lost_samples(found: Mapping[str, TrainingWords], *, all_said: bool) ->
 
 def describe(found: Mapping[str, TrainingWords], processes: Sequence[ListedStacks]) -> str | None:
     """Return in one line what the training has not finished; None if nothing is known of it."""
-    names = {one["instance"]: name_process(one) for one in processes}
+    names = {one["instance"]: who(one) for one in processes}
     said = []
     if phases := [one for one in found.values() if "phase" in one]:
         trainer = max(phases, key=lambda one: one.get("phase_age_s", 0.0))

@@ -30,7 +30,7 @@ from raydebug.stacks.waits import (
     count,
     make_verdict,
     matches,
-    name_process,
+    who,
 )
 
 COMPUTES_S = 0.5  # CPU time between two samples
@@ -151,7 +151,7 @@ class _Look:
         processes = list({id(one.process): one.process for one in nodes}.values())
         if len(processes) == 1:
             parts = [f"{one.thread['name']} at {place(one.wait.at)}" for one in nodes]
-            text = f"threads of {name_process(processes[0])} wait for each other's locks: {'; '.join(parts)}"
+            text = f"threads of {who(processes[0])} wait for each other's locks: {'; '.join(parts)}"
         else:
             parts = [f"{edge.source.wait.who} waits for {edge.words} at {place(edge.source.wait.at)}" for edge in cycle]
             text = f"actors wait for each other: {'; '.join(parts)}"

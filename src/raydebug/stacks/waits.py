@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Final, Literal, TypeAlias, TypedDict
 
 from raydebug.protocol.listings import ListedStacks
+from raydebug.protocol.names import name_process
 from raydebug.protocol.records import StackFrame, ThreadStack
-from raydebug.render import command, runs
+from raydebug.render import command
 from raydebug.stacks.groups import active_thread, is_library, place_of
 
 CERTAIN, LIKELY = "certain", "likely"
@@ -108,7 +108,7 @@ class Wait:
     @property
     def who(self) -> str:
         """The process, in words."""
-        return name_process(self.process)
+        return who(self.process)
 
 
 def wait_of(process: ListedStacks, thread: ThreadStack | None = None) -> Wait:
@@ -153,16 +153,9 @@ def holds_gil(process: ListedStacks, thread: ThreadStack) -> bool:
 # Words
 
 
-def name_process(process: ListedStacks) -> str:
-    """Name a process for people: `rank 1 of Trainer`, `driver (pid 7)`."""
-    role = process["role"] if len(process["role"]) <= 40 else PurePath(process["role"].split()[0]).name
-    return f"rank {process['rank']} of {role}" if process["rank"] is not None else f"{role} (pid {process['pid']})"
-
-
-def name_ranks(waits: Sequence[Wait]) -> str:
-    """Name processes by their ranks in short form: `rank 0-3,7`; those without ranks by their number."""
-    ranks = [one.process["rank"] for one in waits if one.process["rank"] is not None]
-    return f"rank {','.join(runs(ranks))}" if ranks else f"{len(waits)} process{'es' if len(waits) > 1 else ''}"
+def who(process: ListedStacks) -> str:
+    """Name a process in a sentence: `Trainer rank 1`, `driver (pid 7)`."""
+    return name_process(process) + (f" (pid {process['pid']})" if process["rank"] is None else "")
 
 
 def for_seconds(age_s: float | None) -> str:
@@ -171,9 +164,9 @@ def for_seconds(age_s: float | None) -> str:
 
 
 def count(processes: Sequence[ListedStacks]) -> str:
-    """Return the beginning of a sentence: `rank 1 of Trainer is`, `3 processes are`."""
+    """Return the beginning of a sentence: `Trainer rank 1 is`, `3 processes are`."""
     if len(processes) == 1:
-        return f"{name_process(processes[0])} is"
+        return f"{who(processes[0])} is"
     return f"{len(processes)} processes are"
 
 

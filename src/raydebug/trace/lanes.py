@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from raydebug.protocol.names import name_process
 from raydebug.protocol.spans import REQUEST
 from raydebug.trace.record import PARTS, STEP, Process, Recorded, Span
 
@@ -171,11 +172,8 @@ def _place(process: Process) -> tuple[Any, ...]:
 
 
 def title_of(process: Process) -> str:
-    """Return what a process is called, with its rank and its pid."""
-    about, rank = process.about, _rank(process)
-    who = about.get("actor") or about.get("title") or ("driver" if about.get("is_driver") else "process")
-    word = str(who).partition(" ")[0]  # of an actor its class, without the name that its trainer has given it
-    return f"{word}{f' rank {rank}' if rank >= 0 else ''} (pid {about.get('pid', '?')})"
+    """Return what a process is called, with its pid."""
+    return f"{name_process(process.about)} (pid {process.about.get('pid', '?')})"
 
 
 def _group(process: Process) -> Group:

@@ -1,0 +1,58 @@
+"""The name of a process, one on every screen: `WorkerDict rank 1`, `AgentLoopWorker agent_0`, `driver`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import PurePath
+from typing import Any
+
+from raydebug.protocol.ranks import runs
+
+VLLM = "VLLM::"  # vLLM 0.28: titles of its processes, `VLLM::Worker_TP1`
+TITLE_CHARS = 40  # of a longer one the program is named
+_DIGITS = re.compile(r"\d+")
+_NUMBERS = re.compile(r"([_:.-]?\d+)+$")
+
+
+def name_process(about: Mapping[str, Any], ranks: Collection[int] | None = None) -> str:
+    """Return the name of a process: of a rank its class, of another actor its name too, else its program.
+
+    Args:
+        about: what a process has said of itself, in any of the records that have parts of it.
+        ranks: of several processes like this one, in place of its own rank.
+
+    >>> name_process({"actor": "WorkerDict x_0:1", "rank": 1}), name_process({"child_of": 7})
+    ('WorkerDict rank 1', 'child of pid 7')
+    """
+    if ranks is None:
+        ranks = [own] if isinstance(own := about.get("rank"), int) else []
+    title = str(about.get("title") or about.get("argv") or about.get("role") or "").strip()
+    if actor := about.get("actor"):  # the name behind its class is the trainer's, and has the rank mostly
+        who = str(actor).partition(" ")[0] if ranks else str(actor)
+    elif title.startswith(VLLM):
+        who = _DIGITS.sub("", title.split()[0]) if ranks else title.split()[0]
+    elif about.get("is_driver"):
+        who = "driver"
+    elif title:
+        who = title if len(title) <= TITLE_CHARS else PurePath(title.split()[0]).name
+    else:
+        who = f"child of pid {about['child_of']}" if about.get("child_of") else "process"
+    return name_ranks(ranks, who) if ranks else who
+
+
+def name_ranks(ranks: Collection[int], who: str = "") -> str:
+    """Return the name of ranks.
+
+    >>> name_ranks([3]), name_ranks([0, 1, 2, 7], "Judge")
+    ('rank 3', 'Judge ranks 0-2,7')
+    """
+    return f"{who} rank{'s' if len(ranks) > 1 else ''} {','.join(runs(ranks))}".strip()
+
+
+def role_of(about: Mapping[str, Any]) -> str:
+    """Return what the ranks of one training have in common: verl's are `WorkerDict_0:1`, vLLM's `VLLM::Worker_TP1`."""
+    if about["actor"]:
+        return _NUMBERS.sub("", about["actor"]) or str(about["actor"])
+    title = str(about["title"] or about["argv"] or "")
+    return "driver" if about["is_driver"] else _DIGITS.sub("", title) if title.startswith(VLLM) else title
