@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import threading
 from pathlib import Path
@@ -63,7 +62,7 @@ def test_tensors_in_a_census() -> None:
     os.environ.get(LONG) != "1", reason=f"takes minutes: {LONG}=1 nox -s cpu -- tests/cpu/test_memory.py"
 )
 def test_a_leak_in_a_reward_worker(tmp_path: Path) -> None:
-    """In a real training the process, the holder and, with memray, the line of a leak in the reward file are named."""
+    """In a real training the process and the holder of a leak in the reward file are named."""
     build_model(tmp_path / "model")
     build_dataset(tmp_path / "data")
     (tmp_path / "score.py").write_text(REWARD)
@@ -82,7 +81,3 @@ def test_a_leak_in_a_reward_worker(tmp_path: Path) -> None:
         names = "RewardLoopWorker reward_loop_worker_0", "score.py KEPT[*]", "step"  # verl names the actor
         assert (first["process"], first["holder"], first["per"]) == names
         assert first["what"] == "[1000000] float32"
-        line = raydebug("memory", "--line", "20", "--pid", str(first["pid"]), "--name", "leak", timeout=120)
-        print(line.stdout, line.stderr)
-        if "memray is not installed" not in line.stderr:
-            assert re.search(r"allocations  \S*score\.py:5 compute_score", line.stdout.splitlines()[1])

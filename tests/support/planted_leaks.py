@@ -1,7 +1,7 @@
 """Plants leaks of host memory in processes, one after the other, and prints what `raydebug memory --growth` names.
 
-`python tests/support/planted_leaks.py [NAME...]`; without names all twelve, and healthy processes. What needs torch or
-memray is left out where they are missing. It returns 1 if more than one leak was not named, or a process was blamed.
+`python tests/support/planted_leaks.py [NAME...]`; without names all twelve, and healthy processes. What needs torch
+is left out where it is missing. It returns 1 if more than one leak was not named, or a process was blamed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from typing import NamedTuple
 
 from gateway_under_test import GatewayUnderTest, open_gateway
 from raydebug.client.gateway_client import fetch_processes
-from raydebug.errors import RaydebugError
 from raydebug.memory.growth import Growth, find_growth
-from raydebug.memory.look import look, record_lines
+from raydebug.memory.look import look
 
 STEP_S = 0.25
 HAS_TORCH = importlib.util.find_spec("torch") is not None
-HAS_MEMRAY = importlib.util.find_spec("memray") is not None
 HEAD = f"""
 import asyncio, collections, ctypes, functools, gc, importlib.util, os, sys, threading, time
 import multiprocessing.shared_memory
@@ -42,12 +40,11 @@ for step in range(400):
 
 
 class Leak(NamedTuple):
-    """A program, what the name of its holder has, and a part of the line that allocates."""
+    """A program, and what the name of its holder has."""
 
     name: str
     program: str
     holder: str
-    line: str = "numpy.full("
     needs_torch: bool = False
 
 
@@ -113,16 +110,16 @@ FROZEN = "kept = {}\njunk = [[one] for one in range(10_000)]\ngc.collect()\ngc.f
 
 LEAKS = (
     Leak("instance list", method("self.kept.append(some(step))"), "job.kept[*]"),
-    Leak("module list", MODULE + method("score(step)"), "reward.py KEPT[*]", line="KEPT.append"),
+    Leak("module list", MODULE + method("score(step)"), "reward.py KEPT[*]"),
     Leak("closure", CLOSURE + method("remember(some(step))", "remember = make()"), "closure seen[*]"),
     Leak("default argument", method("remember(some(step))", DEFAULT), "default so_far[*]"),
     Leak("dict of dicts", method("kept[str(step)] = {'tokens': {'ids': some(step)}}", FROZEN), "kept[*]"),
     Leak("autograd graph", method(SUM, GRAPH).replace("self.kept = []", "self.total = 0"),
-         "job.total (autograd graph)", line="torch.full(", needs_torch=True),
+         "job.total (autograd graph)", needs_torch=True),
     Leak("asyncio task", method("asyncio.run_coroutine_threadsafe(wait_for_ever(some(step)), loop)", TASKS),
          "wait_for_ever() batch"),
-    Leak("shared memory", method("self.kept.append(segment(step))", SHARED), "job.kept[*]", line="SharedMemory("),
-    Leak("fork", method("leave_a_child()", FORK), "leave_a_child", line="os.fork()"),
+    Leak("shared memory", method("self.kept.append(segment(step))", SHARED), "job.kept[*]"),
+    Leak("fork", method("leave_a_child()", FORK), "leave_a_child"),
     Leak("lru_cache", method("features(step)", CACHED), "features (lru_cache)[*]"),
     Leak("thread local", method("local.seen.append(some(step))", "local = threading.local()\nlocal.seen = []"),
          "local (of a thread).seen[*]"),
@@ -150,28 +147,21 @@ job = Job()
 """It keeps some steps, and fills its caches before it is looked at: a cache that fills grows."""
 
 
-def watch(gateway: GatewayUnderTest, leak: Leak, *, line: bool) -> tuple[list[Growth], str]:
-    """Run a leak for five steps, and return what grows and the line that allocates it."""
+def watch(gateway: GatewayUnderTest, leak: Leak) -> list[Growth]:
+    """Run a leak for five steps, and return what grows."""
     program = gateway.start(HEAD + leak.program + TAIL, RAYDEBUG_JOB="leak")
     try:
         assert program.stdout is not None
         assert program.stdout.readline() == "ready\n", program.communicate()[1]
         until_s = time.monotonic() + 20
-        while not any(one["pid"] == program.pid for one in fetch_processes(gateway)):  # type: ignore[arg-type]
+        while not any(process["pid"] == program.pid for process in fetch_processes(gateway)):  # type: ignore[arg-type]
             assert time.monotonic() < until_s
             time.sleep(0.05)
         looks = []
         for number in range(5):  # of five steps
             looks.append(look(gateway, "leak", census=True))  # type: ignore[arg-type]
             time.sleep(1.2 * STEP_S if number < 4 else 0)
-        grown = [one for one in find_growth(looks) if one.pid == program.pid]
-        found = ""
-        if line and HAS_MEMRAY and leak.name != "fork":
-            lines = record_lines(gateway, "leak", program.pid, 4 * STEP_S, lambda _: None)  # type: ignore[arg-type]
-            found = next((one["line"] for one in lines if ".py:" in one["line"]), "")
-        elif leak.name == "fork" and grown:
-            found = grown[0].holder.removeprefix("forked at ")
-        return grown, found
+        return [growth for growth in find_growth(looks) if growth.pid == program.pid]
     finally:
         program.kill()
         program.communicate()
@@ -183,31 +173,30 @@ def source_of(line: str) -> str:
     return Path(file).read_text().splitlines()[int(rest.split()[0]) - 1] if rest else ""
 
 
-def table(names: list[str], healthy: int, *, line: bool = True) -> tuple[int, int]:
+def is_named(leak: Leak, grown: list[Growth]) -> bool:
+    """Return whether the holder of a leak is named, and of child processes the line that forks them."""
+    if not grown or leak.holder not in grown[0].holder:
+        return False
+    return leak.name != "fork" or "os.fork(" in source_of(grown[0].holder.removeprefix("forked at "))
+
+
+def table(names: list[str], healthy: int) -> tuple[int, int]:
     """Print a row for each leak; return how many were not named, and how many healthy runs were blamed."""
     missed = blamed = 0
     with tempfile.TemporaryDirectory() as folder, open_gateway(Path(folder)) as gateway:
-        for leak in [one for one in LEAKS if one.name in names] + [HEALTHY] * healthy:
+        for leak in [leak for leak in LEAKS if leak.name in names] + [HEALTHY] * healthy:
             if leak.needs_torch and not HAS_TORCH:
                 print(f"{leak.name:18} skipped: no torch here")
                 continue
             began = time.monotonic()
-            try:
-                grown, found = watch(gateway, leak, line=line and leak is not HEALTHY)
-            except RaydebugError as error:
-                grown, found = [], f"{error}: {error.cause}"
-            said = grown[0].text() if grown else "nothing grows"
-            if leak is HEALTHY:
-                is_right = not grown
-                blamed += not is_right
-            else:
-                is_right = bool(grown) and leak.holder in grown[0].holder
-                if line and HAS_MEMRAY:
-                    is_right = is_right and leak.line in source_of(found)
-                missed += not is_right
-            print(f"{leak.name:18} {'yes' if is_right else 'NO '} {time.monotonic() - began:4.1f} s  {said}")
-            if found:
-                print(f"{'':23} line: {found.rpartition('/')[2]}: {source_of(found).strip()}", flush=True)
+            grown = watch(gateway, leak)
+            is_right = not grown if leak is HEALTHY else is_named(leak, grown)
+            blamed += leak is HEALTHY and not is_right
+            missed += leak is not HEALTHY and not is_right
+            text = grown[0].text() if grown else "nothing grows"
+            print(
+                f"{leak.name:18} {'yes' if is_right else 'NO '} {time.monotonic() - began:4.1f} s  {text}", flush=True
+            )
     return missed, blamed
 
 

@@ -1,4 +1,4 @@
-"""`raydebug memory`: who has the memory of a job's processes, what grows, and which line allocates it."""
+"""`raydebug memory`: who has the memory of a job's processes, and what grows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
     from raydebug.memory.look import Look
 
-LEAST_LINE = 1024  # bytes
-
 
 def memory(
     job: Annotated[
@@ -34,10 +32,6 @@ def memory(
         float | None,
         typer.Option("--seconds", min=0.1, help="With --growth: how long a step is, of a program that says none."),
     ] = None,
-    line: Annotated[
-        float | None,
-        typer.Option("--line", min=0.1, max=600, metavar="SECONDS", help="Record which lines of --pid allocate."),
-    ] = None,
     pid: Annotated[
         str | None, typer.Option("--pid", metavar="[NODE:]PID", help="One process, and who holds its memory.")
     ] = None,
@@ -51,34 +45,22 @@ def memory(
     name: Name = "default",
     as_json: Json = False,
 ) -> None:
-    """Show the memory of all processes; say what grows, who keeps it, and which line allocates it.
+    """Show the memory of all processes; say what grows, and who keeps it.
 
     \b
     Examples:
       raydebug memory
       raydebug memory --growth 4                     what grows, and who keeps it
-      raydebug memory --line 20 --pid 22961          which line allocates it
+      raydebug memory --pid 22961                    what one process holds
       raydebug memory --snapshot new.pickle old.pickle -o change.html
     """
-    of_processes = ("--growth", growth), ("--line", line), ("--pid", None if snapshot is None else pid)
-    asked = [one for one, given in (*of_processes, ("--snapshot", snapshot)) if given is not None]
-    needed = {"--seconds": (seconds, growth), "--output": (output, snapshot), "--line": (line, pid)}
-    alone = [one for one, (given, beside) in needed.items() if given is not None and beside is None]
-    if len(asked) > 1 or alone:
-        raise UsageError(
-            f"{' and '.join(asked)} do not go together" if len(asked) > 1 else f"{alone[0]} does not stand alone",
-            cause="--seconds goes with --growth, --line with --pid, --output with --snapshot; one question at a time",
-            fix="raydebug memory --help has an example of each", code="memory.options",
-        )  # fmt: skip
+    _check_options(growth=growth, seconds=seconds, pid=pid, snapshot=snapshot, output=output)
     if snapshot is not None:
         _show_snapshot(snapshot, Path(job) if job else None, output, as_json=as_json)
         return
     from raydebug.cluster.find import load_cluster
 
     cluster = load_cluster(name)
-    if line is not None and pid is not None:
-        _show_lines(cluster, job, pid, line, as_json=as_json)
-        return
     from raydebug.memory.look import look
 
     looks = [look(cluster, job, pid=pid, census=growth is not None or pid is not None)]
@@ -88,6 +70,20 @@ def memory(
     if growth is not None and looks[0].processes:
         looks += _later_looks(cluster, job, looks[0], pid, growth, seconds)
     _show(looks, as_json=as_json, name=name)
+
+
+def _check_options(
+    *, growth: int | None, seconds: float | None, pid: str | None, snapshot: Path | None, output: Path | None
+) -> None:
+    together = [option for option, value in (("--growth", growth), ("--pid", pid)) if snapshot and value is not None]
+    needed = {"--seconds": (seconds, growth), "--output": (output, snapshot)}
+    alone = [option for option, (value, beside) in needed.items() if value is not None and beside is None]
+    if together or alone:
+        raise UsageError(
+            f"{together[0]} and --snapshot do not go together" if together else f"{alone[0]} does not stand alone",
+            cause="--seconds goes with --growth, --output with --snapshot; one question at a time",
+            fix="raydebug memory --help has an example of each", code="memory.options",
+        )  # fmt: skip
 
 
 def _later_looks(
@@ -139,11 +135,11 @@ def _show(looks: list[Look], *, as_json: bool, name: str) -> None:
     for process in shown["processes"]:
         if process["cut"]:
             render.say(f"pid {process['pid']} has more objects than could be counted in time")
-    option = "" if name == "default" else f" --name {name}"
-    for one in grown[:5]:
-        render.out(render.visible(f"grows: {one.text()}"))
-    if allocates := next((one.pid for one in grown if one.kind != "child"), None):
-        render.say(f"next: raydebug memory --line 20 --pid {allocates}{option}        (names the line)")
+    for growth in grown[:5]:
+        render.out(render.visible(f"grows: {growth.text()}"))
+    if pid := next((growth.pid for growth in grown if growth.kind != "child"), None):
+        option = "" if name == "default" else f" --name {name}"
+        render.say(f"next: raydebug memory --pid {pid}{option}        (what else it holds)")
     if len(looks) > 1 and not grown:
         render.out("grows: nothing")
 
@@ -158,20 +154,6 @@ def _record_of(look: Look) -> Any:
         return read_run(load_run(jobs.pop() or "")) if len(jobs) == 1 else None
     except RaydebugError:  # it was started elsewhere, or without `raydebug run`
         return None
-
-
-def _show_lines(cluster: Cluster, job: str | None, pid: str, seconds: float, *, as_json: bool) -> None:
-    from raydebug.memory.growth import size
-    from raydebug.memory.look import record_lines
-
-    lines = record_lines(cluster, job, pid, seconds, render.say)
-    if as_json:
-        render.out_json({"version": 1, "pid": int(pid.rpartition(":")[2]), "seconds": seconds, "lines": lines})
-        return
-    render.out(f"allocated in {seconds:g} s and still there:")
-    for row in lines:
-        if row["bytes"] >= LEAST_LINE:
-            render.out(render.visible(f"  {size(row['bytes']):>10} in {row['count']:>6} allocations  {row['line']}"))
 
 
 def _show_snapshot(path: Path, before: Path | None, output: Path | None, *, as_json: bool) -> None:

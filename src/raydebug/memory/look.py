@@ -1,17 +1,17 @@
-"""One look at the memory of a job's processes, the wait for later steps, and the lines that allocate."""
+"""One look at the memory of a job's processes, and the wait for later steps."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from raydebug.client.gateway_client import ask_processes, name_process
+from raydebug.client.gateway_client import ask_processes
 from raydebug.errors import RaydebugError, UsageError
-from raydebug.protocol.memory import Allocations, AllocationsBody, Holder, Line
-from raydebug.protocol.messages import ANSWERED, SILENT, UNKNOWN
-from raydebug.protocol.questions import ALLOCATIONS, CENSUS, MEMORY, TRAINING, Nothing
+from raydebug.protocol.memory import Holder
+from raydebug.protocol.messages import UNKNOWN
+from raydebug.protocol.questions import CENSUS, MEMORY, TRAINING, Nothing
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
@@ -111,49 +111,3 @@ def wait_for_step(cluster: Cluster, job: str | None, step: int) -> None:
         cause="no process says its step any more" if now < until_s else "its step takes more than an hour",
         fix="see what it waits for: `raydebug stacks`", code="memory.no-step",
     )  # fmt: skip
-
-
-def record_lines(
-    cluster: Cluster, job: str | None, pid: int | str, seconds: float, say: Callable[[str], None]
-) -> list[Line]:
-    """Have one process (PID or NODE:PID) record its allocations, and return those that are left, by line.
-
-    Raises:
-        RaydebugError: there is no such process, memray is missing in it, or it could not record.
-    """
-    process, *more = look(cluster, job, pid=pid).processes
-    if more:
-        names = " or ".join(_names_of(one)[1] for one in (process, *more))
-        raise UsageError(
-            f"several processes have the id {pid}", cause="each is on another node",
-            fix=f"name the node too: --pid {names}", code="memory.several",
-        )  # fmt: skip
-
-    def ask(body: AllocationsBody) -> Allocations:
-        asked = ask_processes(cluster, ALLOCATIONS, body, job=job, only=[process["instance"]], timeout_s=ANSWER_S)
-        answer = asked[0]["answer"] if asked and asked[0]["state"] == ANSWERED else None
-        return answer or {
-            "state": "failed",
-            "cause": (asked[0]["cause"] or asked[0]["state"]) if asked else "it has ended",
-        }
-
-    found = ask({"seconds": seconds})
-    say(f"records the allocations of {name_process(process['process']).strip()} (pid {pid}) for {seconds:g} s")
-    until_s = time.monotonic() + seconds + LATE_S
-    while found["state"] == "recording" and time.monotonic() < until_s:
-        time.sleep(POLL_S)
-        said = ask({})
-        if said.get("cause") != SILENT:  # it is busy, perhaps with reading its record
-            found = said
-    if found["state"] == "missing":
-        raise RaydebugError(
-            f"memray is not installed where pid {pid} runs", cause=f"{found.get('python')} cannot import it",
-            fix=f"on that node: {found.get('python')} -m pip install memray; the job may go on running",
-            code="memory.no-memray",
-        )  # fmt: skip
-    if found["state"] != "done":
-        raise RaydebugError(
-            f"pid {pid} has not recorded its allocations", cause=found.get("cause") or "it still reads them",
-            fix="try again; a memray that you have started there yourself has to end first", code="memory.no-lines",
-        )  # fmt: skip
-    return [row for row in found.get("lines", []) if row.keys() == Line.__annotations__.keys()]

@@ -61,26 +61,3 @@ class Census(TypedDict, total=False):
     holders: list[Holder]
     cut: bool  # the time, or the memory that the walk may take, was over before all was seen
     left: int  # bytes that the process has more after the walk than before it
-
-
-class AllocationsBody(TypedDict, total=False):
-    """Of `allocations`."""
-
-    seconds: float  # to record; left out to ask for the result
-
-
-class Line(TypedDict, total=False):
-    """Memory that a line of the program has allocated."""
-
-    line: Text  # FILE:LINE FUNCTION
-    count: int
-    bytes: int
-
-
-class Allocations(TypedDict, total=False):
-    """The answer to `allocations`: what was allocated in the time and is still there, by line."""
-
-    state: Name  # recording, done, missing (memray) or failed
-    lines: list[Line]
-    python: Text  # of the process, where memray is missing
-    cause: Text

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
-from raydebug.protocol.memory import Allocations, AllocationsBody, Census, ProcessMemory
+from raydebug.protocol.memory import Census, ProcessMemory
 from raydebug.protocol.records import BreakpointSpec, FramesRecord, Name, Refusal, StacksRecord, Text, WorkRecord
 from raydebug.protocol.spans import SpansRecord
 from raydebug.protocol.training import TrainingWords
@@ -143,8 +143,6 @@ COLLECTIVE_TIMES = _row("collective-times", TimesBody, CollectiveTimes)
 MEMORY = _row("memory", Nothing, ProcessMemory)
 CENSUS = _row("census", Nothing, Census)
 """Walks over all objects: seconds, in a thread of its own."""
-ALLOCATIONS = _row("allocations", AllocationsBody, Allocations)
-"""Records allocations for some seconds; asked again without them, for the result."""
 PAUSE = _row("pause", PauseBody, Refusal, only_gateway=True)
 """Pauses the active thread at its next line, which PAUSE_EVENT (messages.py) tells; answered only if it cannot."""
 WITHDRAW = _row("withdraw", PauseBody, Nothing, only_gateway=True)

@@ -7,7 +7,7 @@ debugger's mode, and the job's log. Every Python loads it: it has to stay small.
 Reading order: `startup`, `import_hooks` (what follows from an import), `ray_debugger` and `torch_hooks` (inside Ray and
 torch), `dial_in`, `control_channel` (questions to a running process), `breakpoints`, `pause` with `pydevd_session` and
 `suspended_threads` (a pause), `pause_requests`, `records`, `stacks` and `training` with `spans` and `calls` (the
-answers), `process_memory`, `census` and `allocations` (who has the memory), `gpu_history`, `crashes` with `snapshot`
+answers), `process_memory` and `census` (who has the memory), `gpu_history`, `crashes` with `snapshot`
 and `saved_values`, `last_words`, `tripwires` and `nonfinite`.
 """
 

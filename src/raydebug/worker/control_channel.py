@@ -35,7 +35,6 @@ ANSWERED_BY = {
     "collective-times": "flight_recorder:times_for",
     "memory": "process_memory:memory",
     "census": "census:census",
-    "allocations": "allocations:allocations",
     "pause": "pause_requests:pause_for",
     "withdraw": "pause_requests:withdraw",
     "save-pause": "crashes:save_pause",
