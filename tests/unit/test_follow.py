@@ -211,7 +211,7 @@ def test_explanation_that_fails() -> None:
 def test_looks_at_a_far_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, through: str) -> None:
     """Where each look is a command, a login or a step of Slurm, there is one every 3 s."""
     remote = Remote("http://127.0.0.1:9", "127.0.0.1:9", str(tmp_path / "token"), through=through)
-    cluster = Cluster("c", "i", "slurm", tmp_path, tmp_path, "", {}, 1, 0, "breakpoint", "core", 0.0, remote=remote)
+    cluster = Cluster("c", "i", "joined", tmp_path, tmp_path, "", {}, 1, 0, "breakpoint", "core", 0.0, remote=remote)
     (tmp_path / "token").write_text("0" * 64)
     waited: list[float] = []
 

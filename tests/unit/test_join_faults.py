@@ -223,7 +223,7 @@ def test_the_dashboard_of_this_machine(tmp_path):
             try:
                 while "dashboard.py" not in " ".join(psutil.Process(started.pid).cmdline()[1:2]):
                     time.sleep(0.01)
-                return joined.dashboard_here()
+                return joined.cluster_here()
             except RaydebugError as error:  # there may be a real one beside it
                 return error.cause
             finally:
@@ -591,7 +591,7 @@ def test_a_way_that_does_not_start_at_a_second_join(dashboard, monkeypatch, url)
     asked = joined.asked_at(url or dashboard.url, "x")
     listens, started = iter([False]), tunnel._listens
     monkeypatch.setattr(tunnel, "_listens", lambda cluster: next(listens, True) and started(cluster))
-    monkeypatch.setattr(joined, "_earlier", lambda *_: first)
+    monkeypatch.setattr(joined, "earlier_join", lambda *_: first)
     with pytest.raises(RaydebugError) as raised:
         joined.join(UpOptions(name="x"), asked, "env A=c", on_phase=lambda _: None)
     assert raised.value.code == ("joined.no-way" if url is None else "joined.options")

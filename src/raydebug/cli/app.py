@@ -42,7 +42,7 @@ class Verb:
 
 HEADINGS = {
     "Cluster": (
-        Verb("up", "up:up", takes_command=True),
+        Verb("up", "up:up"),
         Verb("ps", "status:ps"),
         Verb("logs", "status:logs"),
         Verb("down", "up:down"),

@@ -99,15 +99,10 @@ def tiny_kinds(model: str | None, data: str | None) -> list[str]:
 class PassThrough(TyperCommand):
     """A verb that takes the user's command after `--`, with whatever options that command has."""
 
-    @property
-    def usage_end(self) -> str:
-        """The end of the usage line; what follows `--` of `up` is not always a command, and may be left out."""
-        return "[-- WORDS...]" if self.name == "up" else "-- COMMAND..."
-
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the words of the usage line; the command is the last of them."""
         pieces: list[str] = super().collect_usage_pieces(ctx)
-        return pieces if "COMMAND" in "".join(pieces) else [*pieces, self.usage_end]
+        return pieces if "COMMAND" in "".join(pieces) else [*pieces, "-- COMMAND..."]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Set the user's command aside, and parse the rest."""

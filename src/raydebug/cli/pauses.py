@@ -53,10 +53,10 @@ def paused(
         if as_json:
             render.out_json({"version": 1, "pauses": pauses})
             return
-        if cluster.kind == "slurm":
+        if cluster.remote is not None and cluster.remote.job_ends:
             from raydebug.cluster.slurm import why_soon_over
 
-            if soon := why_soon_over(cluster):
+            if soon := why_soon_over(cluster.remote):
                 render.say(f"warning: {soon}")
         if not pauses:
             render.say("nothing is paused")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Debugger, Json, Name, command_of, given_options, say_renamed
+from raydebug.cli.options import Debugger, Json, Name, given_options
 from raydebug.cli.status import describe, show_cluster, warn_without_token
 from raydebug.errors import RaydebugError, UsageError
 
@@ -24,8 +24,7 @@ _Kind = Annotated[
     typer.Option(
         "--cluster",
         metavar="KIND",
-        help="compose (containers), local, slurm, ssh, or kubernetes (prints a manifest). Default: compose where a"
-        " Docker engine answers.",
+        help="compose (containers) or local. Default: compose where a Docker engine answers.",
     ),
 ]
 _Gpus = Annotated[
@@ -40,28 +39,21 @@ _Cpus = Annotated[
     int | None,
     typer.Option(help="Logical CPUs of a node (default: 16, the machine's, or more for GPUs).", min=1, metavar="N"),
 ]
-_Python = Annotated[
-    str | None, typer.Option(help="local, slurm, ssh: interpreter whose environment Ray runs in.", metavar="PATH")
-]
+_Python = Annotated[str | None, typer.Option(help="local: interpreter whose environment Ray runs in.", metavar="PATH")]
 _Yes = Annotated[
     bool, typer.Option("--yes", help="compose: merge the project's own compose file, whatever it asks for.")
 ]
 _Flavour = Annotated[
     str | None,
-    typer.Option(help="compose, kubernetes: core, cpu, cuda ... (default: cuda with a GPU).", metavar="FLAVOUR"),
+    typer.Option(help="compose: core, cpu, cuda ... (default: cuda with a GPU).", metavar="FLAVOUR"),
 ]
 _Workers = Annotated[
     int | None,
-    typer.Option(help="compose, kubernetes: how many workers. Default: 1.", min=0, metavar="N", show_default=False),
+    typer.Option(help="compose: how many workers. Default: 1.", min=0, metavar="N", show_default=False),
 ]
 _Prefork = Annotated[
     bool,
     typer.Option("--prefork", help="local: keep processes with torch, vLLM and verl imported; runs start in seconds."),
-]
-_Warm = Annotated[bool, typer.Option("--warm", hidden=True)]  # the old name of --prefork
-_EndWhenHung = Annotated[
-    bool,
-    typer.Option("--end-when-hung", help="local: end the cluster when Ray has not answered for 300 s."),
 ]
 _DashboardPort = Annotated[
     int | None,
@@ -78,9 +70,7 @@ _EnvFile = Annotated[
 ]
 _DryRun = Annotated[
     bool,
-    typer.Option(
-        "--dry-run", help="Start nothing. compose: show the sizes chosen; slurm: the script; kubernetes: the manifest."
-    ),
+    typer.Option("--dry-run", help="compose: start nothing, show the sizes that would be chosen."),
 ]
 _WriteEnv = Annotated[
     Path | None,
@@ -92,41 +82,13 @@ _GatewayPort = Annotated[
     int | None,
     typer.Option(help="Default: 5678 if free. 0 takes a free one.", min=0, max=65535, metavar="PORT"),
 ]
-_Nodes = Annotated[int | None, typer.Option(help="slurm: how many nodes to ask for.", min=1, metavar="N")]
-_Folder = Annotated[
-    Path | None,
-    typer.Option(
-        help="slurm: folder that the nodes share. Without --nodes: of `srun raydebug node` in your own allocation.",
-        metavar="FOLDER",
-    ),
-]
-_Container = Annotated[
-    str,
-    typer.Option(
-        help="slurm: what precedes the node's program: '--container-image=IMAGE' (pyxis), 'apptainer exec --nv IMG'.",
-        metavar="WORDS",
-    ),
-]
-_NodeOptions = Annotated[
-    str,
-    typer.Option("--node-options", help="slurm, ssh: options of `raydebug node`: '--interface ib0'.", metavar="WORDS"),
-]
-_Hosts = Annotated[
-    Path | None, typer.Option(help="ssh: a file with the name of a host on each line, the head first.", metavar="FILE")
-]
-_Ssh = Annotated[
-    str | None, typer.Option(help="ssh: the command that leads to a host: 'ssh -F CONFIG'.", metavar="COMMAND")
-]
-_Image = Annotated[
-    str | None,
-    typer.Option("--image", help="kubernetes: what the pods run, REGISTRY/NAME@sha256:DIGEST.", metavar="IMAGE"),
-]
 _Join = Annotated[
     str | None,
     typer.Option(
         "--join",
-        metavar="URL",
-        help="A Ray cluster that runs already, by its dashboard: http://HEAD:8265; auto: the one whose head is here.",
+        metavar="URL|FOLDER",
+        help="A Ray cluster that runs already: its dashboard, http://HEAD:8265; the folder of its `raydebug node`; or"
+        " auto: the one whose head is here.",
     ),
 ]
 _Through = Annotated[
@@ -150,15 +112,6 @@ def up(
     dashboard_port: _DashboardPort = None,
     gateway_port: _GatewayPort = None,
     prefork: _Prefork = False,
-    warm: _Warm = False,
-    end_when_hung: _EndWhenHung = False,
-    nodes: _Nodes = None,
-    folder: _Folder = None,
-    container: _Container = "",
-    node_options: _NodeOptions = "",
-    hosts: _Hosts = None,
-    ssh: _Ssh = None,
-    image: _Image = None,
     mount: _Mount = None,
     hf_cache: _HfCache = False,
     env_file: _EnvFile = None,
@@ -173,28 +126,23 @@ def up(
     Examples:
       raydebug up --cluster local --gpus 1
       raydebug up --join http://HEAD:8265       a Ray cluster that runs already: nothing of it is restarted
-      raydebug up --cluster slurm --nodes 2 --gpus 8 -- --time=01:00:00      after --: options of sbatch
-      raydebug up --cluster ssh --hosts FILE
-      raydebug up --cluster kubernetes --image IMAGE --gpus 8 --dry-run -- python train.py | kubectl apply -f -
+      raydebug up --join ~/raydebug-1234        one of `raydebug node`, such as the job of deploy/slurm.sbatch
     """
     from raydebug.cli.env_file import write_env as write_env_file
-    from raydebug.cli.up_elsewhere import join_cluster, launch_cluster, show_manifest
-    from raydebug.cli.up_kinds import COMMAND, LAUNCHED, choose, refuse_for_join
+    from raydebug.cli.up_elsewhere import join_cluster
+    from raydebug.cli.up_kinds import choose, refuse_for_join
     from raydebug.cluster.find import find_cluster
     from raydebug.cluster.locks import Use
     from raydebug.cluster.state import save_cluster
     from raydebug.cluster.up import UpOptions, ignore_interrupts, notice_interrupts
     from raydebug.settings.debugger import choose_mode
 
-    if warm:
-        say_renamed("up --warm", "up --prefork")
-    after = command_of(ctx)
-    given = ["--prefork" if one == "--warm" else one for one in given_options(ctx)] + ([COMMAND] if after else [])
+    given = given_options(ctx)
     if write_env is not None:
         choose(cluster, given)  # refuses what is not for containers
         write_env_file(write_env, flavour, 1 if workers is None else workers, as_json=as_json)
         return
-    known = find_cluster(name) if join is None and cluster != "kubernetes" and image is None else None
+    known = find_cluster(name) if join is None else None
     if known is not None and known.is_joined:
         join = known.there.join_url  # the join again
     if join is not None:
@@ -205,25 +153,16 @@ def up(
             fix="raydebug up --join http://127.0.0.1:8265 --through 'ssh HEAD'", code="joined.options",
         )  # fmt: skip
     else:
-        launched = known.kind if known is not None and known.kind in LAUNCHED else None
-        cluster = choose(cluster or launched, given)
+        cluster = choose(cluster, given)
     options = UpOptions(
         name=name, cpus=cpus, gpus=gpus, debugger=choose_mode(debugger, os.environ)[0], dashboard_port=dashboard_port,
-        gateway_port=gateway_port, python=python, prefork=prefork or warm, end_when_hung=end_when_hung,
+        gateway_port=gateway_port, python=python, prefork=prefork,
         flavour=flavour, workers=1 if workers is None else workers, project=Path.cwd(), mounts=mount or [],
-        hf_cache=hf_cache, env_file=env_file, yes=yes, nodes=nodes or (None if folder else 1), folder=folder,
-        container=container, node_options=node_options, hosts=hosts, ssh=ssh or "ssh", image=image or "",
-        after=tuple(after),
+        hf_cache=hf_cache, env_file=env_file, yes=yes,
     )  # fmt: skip
     with notice_interrupts():  # from here on: an import can lose a Ctrl-C too
         if join is not None:
             join_cluster(options, join, through, as_json=as_json)
-            return
-        if cluster in LAUNCHED:
-            launch_cluster(cluster, options, dry_run=dry_run, as_json=as_json)
-            return
-        if cluster == "kubernetes":
-            show_manifest(options, dry_run=dry_run, as_json=as_json)
             return
         if dry_run:
             _preview(options, as_json=as_json)
@@ -315,7 +254,7 @@ def down(name: Name = "default") -> None:
     from raydebug.cluster.kinds import kind_of
 
     cluster = load_cluster(name)
-    if cluster.is_joined:
+    if cluster.remote is not None and cluster.remote.job:
         _name_pauses(cluster)
     with render.waiting(f"ending cluster '{name}'"):
         left = kind_of(cluster).take_down()
@@ -328,8 +267,8 @@ def down(name: Name = "default") -> None:
             code="cluster.not-down",
         )
     what = "is left: it runs on without raydebug" if cluster.is_joined else "is down"
-    if cluster.remote is not None and "own" in cluster.remote.launched:
-        what = f"is left: job {cluster.remote.launched['job']} runs on, with raydebug (`scancel` ends it)"
+    if cluster.remote is not None and cluster.remote.node_folder:
+        what = "is left: its nodes run on, with raydebug, until whoever has started them ends them"
     render.say(f"cluster '{name}' {what}")
 
 

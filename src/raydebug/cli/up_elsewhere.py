@@ -1,4 +1,4 @@
-"""`raydebug up` of a cluster on other machines: joined, of Slurm, by ssh, or a manifest for Kubernetes."""
+"""`raydebug up --join`: a Ray cluster that runs already, by its dashboard or by the folder of its nodes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,54 @@ from typing import TYPE_CHECKING
 
 from raydebug import render
 from raydebug.cli.status import describe, show_cluster, show_variables
-from raydebug.errors import RaydebugError, UsageError
+from raydebug.errors import RaydebugError
 
 if TYPE_CHECKING:
-    from raydebug.cluster.rendezvous import NodeState
+    from pathlib import Path
+
     from raydebug.cluster.state import Cluster
     from raydebug.cluster.up import UpOptions
 
 
 def join_cluster(options: UpOptions, address: str, through: str | None, *, as_json: bool) -> None:
-    """Join a cluster, check that its gateway can be reached from here, and show what a job of the user's own needs."""
+    """Join a cluster, check that its gateway can be reached from here, and show what a job of the user's own needs.
+
+    Args:
+        options: of `up`.
+        address: URL of a dashboard, the folder of a cluster of `raydebug node`, or `auto` for the one of this machine.
+        through: a command that runs a program on the head.
+        as_json: print the cluster's document alone.
+    """
+    from raydebug.cluster import joined, node_cluster
+
+    if address == joined.AUTO:
+        address = joined.cluster_here()
+    if folder := node_cluster.folder_at(address):
+        _join_folder(options, folder, through, as_json=as_json)
+    else:
+        _join_dashboard(options, address, through, as_json=as_json)
+
+
+def _join_folder(options: UpOptions, folder: Path, through: str | None, *, as_json: bool) -> None:
+    from raydebug.cluster.node_cluster import join_folder
+    from raydebug.cluster.rendezvous import UP
+
+    with render.phases(f"joining the nodes of {folder} as cluster '{options.name}'") as on_phase:
+        cluster, nodes, was_joined = join_folder(options, folder, through, on_phase=on_phase)
+        cluster = _reach_gateway(cluster, options, on_phase)
+    if as_json:
+        render.out_json(describe(cluster))
+        return
+    if was_joined:
+        render.say(f"cluster '{options.name}' was joined already:")
+    show_cluster(cluster)
+    for node in nodes:
+        if node["phase"] != UP:
+            reason = f": {node['reason']}" if node["reason"] else ""
+            render.say(render.visible(f"note: {node['host']} is not up ({node['phase']}{reason})"))
+
+
+def _join_dashboard(options: UpOptions, address: str, through: str | None, *, as_json: bool) -> None:
     from raydebug.cluster import joined, node_jobs
     from raydebug.jobs.submit import node_variables
 
@@ -41,72 +79,12 @@ def join_cluster(options: UpOptions, address: str, through: str | None, *, as_js
     show_variables(needed)
 
 
-def launch_cluster(kind: str, options: UpOptions, *, dry_run: bool, as_json: bool) -> None:
-    """Start a cluster with Slurm, or by ssh on the hosts of a file, and wait for it; or show Slurm's script."""
-    from raydebug.cluster import hosts, slurm
-
-    nodes: list[NodeState] = []
-    if dry_run:
-        folder = options.folder.absolute() if options.folder else slurm.fresh_folder(options.name)
-        script = slurm.script_of(options, folder).rstrip()
-        if as_json:
-            render.out_json({"version": 1, "script": script})
-        else:
-            render.out(script)
-        return
-    how = "with Slurm" if kind == "slurm" else "by ssh"
-    with render.phases(f"starting cluster '{options.name}' {how}") as on_phase:
-        if kind == "slurm":
-            cluster, nodes, started = slurm.bring_up(options, on_phase=on_phase)
-        else:
-            cluster, started = hosts.bring_up(options, on_phase=on_phase)
-        cluster = _reach_gateway(cluster, options, on_phase)
-    if as_json:
-        render.out_json(describe(cluster))
-        return
-    if not started:
-        render.say(f"cluster '{cluster.name}' runs already:")
-    show_cluster(cluster)
-    for node in nodes:
-        if node["phase"] != "up":
-            reason = f": {node['reason']}" if node["reason"] else ""
-            render.say(render.visible(f"note: {node['host']} is not up ({node['phase']}{reason})"))
-
-
-def show_manifest(wanted: UpOptions, *, dry_run: bool, as_json: bool) -> None:
-    """Print the manifest of a cluster, and what to do with it.
-
-    Raises:
-        RaydebugError: something is missing, or cannot be.
-    """
-    from raydebug.cluster.kubernetes import manifest, next_steps
-
-    text, steps = manifest(wanted), next_steps(wanted)
-    if not dry_run:
-        raise UsageError(
-            "raydebug starts nothing on Kubernetes itself",
-            cause="it has no access there: kubectl has, with your account; raydebug writes the manifest",
-            fix="the same command with `--dry-run | kubectl apply -f -`, then the `raydebug up --join` that it prints",
-            code="kubernetes.dry-run",
-        )
-    if as_json:
-        render.out_json({"version": 1, "manifest": text, "next": steps})
-        return
-    render.out(text.rstrip())
-    if "@" not in wanted.image:  # no refusal: an image that was loaded into kind or minikube has no digest
-        render.say(f"warning: {wanted.image} has no digest: two pods may get different images; use NAME@sha256:...")
-    for line in ("next: pipe this into `kubectl apply -f -`; when its pods run:", *(f"  {step}" for step in steps)):
-        render.say(line)
-
-
 def _way_to_head(cluster: Cluster) -> str:
     """Return what to do where there is no way to the head, in words."""
     from raydebug.cluster.state import name_option
     from raydebug.cluster.tunnel import LOG
 
     log = f"all that it says: {cluster.folder / LOG}"
-    if not cluster.is_joined:
-        return f"{log}; `raydebug up` tries again, `raydebug down` ends it"
     head, port, name = cluster.there.head, cluster.there.client_port, name_option(cluster.name)
     again = f"`raydebug up --join {cluster.there.join_url}{name}"
     fix = f"{again} --through 'ssh {head}'`, or keep `ssh -N -L {port}:127.0.0.1:{port} {head}` open and join again"

@@ -6,34 +6,21 @@ from collections.abc import Collection, Sequence
 
 from raydebug.errors import UsageError
 
-KINDS = ("local", "compose", "slurm", "ssh", "kubernetes")
-LAUNCHED = ("slurm", "ssh")  # their nodes are other machines
-COMMAND = "what follows `--`"
+KINDS = ("local", "compose")
 # The kinds that take an option; the first one is meant where nothing else says which. Other options are for all.
 TAKES = {
-    "--python": ("local", "slurm", "ssh"),
+    "--python": ("local",),
     "--prefork": ("local", "compose"),
-    "--end-when-hung": ("local",),
     "--mount": ("compose",),
     "--hf-cache": ("compose",),
     "--env-file": ("compose",),
-    "--dry-run": ("compose", "slurm", "kubernetes"),
+    "--dry-run": ("compose",),
     "--yes": ("compose",),
     "--write-env": ("compose",),
-    "--flavour": ("compose", "kubernetes"),
-    "--workers": ("compose", "kubernetes"),
-    "--nodes": ("slurm",),
-    "--folder": ("slurm",),
-    "--container": ("slurm",),
-    "--node-options": ("slurm", "ssh"),
-    "--hosts": ("ssh",),
-    "--ssh": ("ssh",),
-    "--image": ("kubernetes",),
-    "--dashboard-port": ("local", "compose", "slurm", "ssh"),
-    "--gateway-port": ("local", "compose", "slurm", "ssh"),
-    COMMAND: ("slurm", "kubernetes"),
+    "--flavour": ("compose",),
+    "--workers": ("compose",),
 }
-WITHOUT_A_KIND = ("--prefork", "--dashboard-port", "--gateway-port")  # these choose none
+WITHOUT_A_KIND = ("--prefork",)  # it chooses none
 WITH_JOIN = ("--join", "--through", "--name", "--debugger", "--gateway-port", "--json")
 
 

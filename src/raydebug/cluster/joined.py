@@ -16,7 +16,7 @@ import psutil
 
 import raydebug
 from raydebug import render
-from raydebug.cluster import audit_log, on_nodes, state
+from raydebug.cluster import audit_log, on_nodes, rendezvous, state
 from raydebug.cluster.dashboard import ENDED, Dashboard
 from raydebug.cluster.find import cluster_around_us, cluster_at
 from raydebug.cluster.local import supervisor_of
@@ -41,6 +41,7 @@ from raydebug.cluster.state import DEFAULT_NAME, Cluster, name_option
 from raydebug.cluster.tunnel import close_way, command_of, far_python, last_said, open_way
 from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted, refuse_other_ports
 from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.protocol import variables
 from raydebug.settings.files import atomic_write
 from raydebug.settings.flavours import flavour_of
 
@@ -70,7 +71,7 @@ def join(
         RaydebugError: it is no cluster that can be joined; the nodes are as before then.
     """
     with only_one(options.name, wait=False):
-        earlier = _earlier(options.name, asked.dashboard)
+        earlier = earlier_join(options.name, asked.dashboard)
         on_phase("asking its dashboard")
         asked, cluster = _reach(options, asked, earlier, through)
         was, job = cluster.there, cluster.there.job
@@ -97,14 +98,14 @@ def asked_at(address: str, name: str) -> Cluster:
     """Return the cluster that is to be joined under a name, as the address of its dashboard alone tells it.
 
     Args:
-        address: `auto` for the one of this machine.
+        address: of a dashboard.
         name: of the record.
 
     Raises:
         RaydebugError: it is no address of a dashboard, or not one that can be joined under this name.
     """
     state.check_name(name)
-    asked = cluster_at(dashboard_here() if address == AUTO else address)
+    asked = cluster_at(address)
     if asked.dashboard.startswith("https:"):
         raise UsageError(
             f"{asked.dashboard} cannot be joined",
@@ -122,8 +123,10 @@ def asked_at(address: str, name: str) -> Cluster:
     return asked
 
 
-def dashboard_here() -> str:
+def cluster_here() -> str:
     """Return the address of the one dashboard of this user or root on this machine, by its command line.
+
+    Of a cluster of `raydebug node` its folder is returned, which has the token.
 
     Raises:
         RaydebugError: there is none, or there are several.
@@ -134,6 +137,9 @@ def dashboard_here() -> str:
             words = candidate.cmdline()
             own = candidate.uids().real in (0, os.getuid())  # any user can call a program of his like that
             if own and any(word.endswith("/ray/dashboard/dashboard.py") for word in words[1:4]):
+                if folder := _folder_of(candidate):
+                    found.add(folder)
+                    continue
                 options = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
                 host = options["host"] if options["host"] not in ("0.0.0.0", "::") else "127.0.0.1"
                 found.add(f"http://{f'[{host}]' if ':' in host else host}:{options['port']}")
@@ -146,6 +152,15 @@ def dashboard_here() -> str:
         fix="name its dashboard: raydebug up --join http://HEAD:8265",
         code="joined.auto",
     )  # fmt: skip
+
+
+def _folder_of(dashboard: psutil.Process) -> str:
+    """Return the folder of the `raydebug node` that has started a dashboard; empty for another one."""
+    with contextlib.suppress(psutil.Error):  # root's
+        token = dashboard.environ().get(variables.TOKEN_PATH, "")
+        if token and Path(token).with_name(rendezvous.MARK).exists():
+            return str(Path(token).parent)
+    return ""
 
 
 def leave(cluster: Cluster, *, touched: bool = True) -> list[str]:
@@ -235,7 +250,7 @@ def _reach(options: UpOptions, asked: Cluster, earlier: Cluster | None, through:
             command_of(base.there.through, cluster.python)
     except BaseException as error:
         said = last_said(base)
-        _undo_way(base, earlier)
+        undo_way(base, earlier)
         if base.there.head_dashboard and isinstance(error, RaydebugError) and error.code == "cluster.no-answer":
             raise _no_way(base, said or error.cause) from error
         raise
@@ -276,8 +291,8 @@ def _with_way(options: UpOptions, asked: Cluster, earlier: Cluster | None, throu
     if way != base.there.through:
         close_way(base)
     url = base.dashboard if far_dashboard else asked.dashboard
-    launched = {"folder": str(Path.cwd())} if through else base.there.launched
-    return _with(base, through=way, head_dashboard=far_dashboard, dashboard=url, launched=launched)
+    called_in = str(Path.cwd()) if through else base.there.called_in
+    return _with(base, through=way, head_dashboard=far_dashboard, dashboard=url, called_in=called_in)
 
 
 def _no_way(base: Cluster, said: str) -> RaydebugError:
@@ -291,7 +306,7 @@ def _no_way(base: Cluster, said: str) -> RaydebugError:
     )
 
 
-def _undo_way(now: Cluster, earlier: Cluster | None) -> None:
+def undo_way(now: Cluster, earlier: Cluster | None) -> None:
     """End the way of a join that has failed, and forget it; open the way of an earlier join that it has replaced."""
     if earlier is None and now.there.through:
         close_way(now)
@@ -303,13 +318,18 @@ def _undo_way(now: Cluster, earlier: Cluster | None) -> None:
             open_way(replace(earlier, supervisor_pid=0), {})
 
 
-def _earlier(name: str, dashboard: str) -> Cluster | None:
+def earlier_join(name: str, url: str) -> Cluster | None:
+    """Return the record of an earlier join of a cluster under this name, by its URL or folder.
+
+    Raises:
+        RaydebugError: another cluster has this name.
+    """
     found = state.read_record(name)
-    if found is not None and (found.kind != "joined" or found.there.join_url != dashboard):
+    if found is not None and (found.kind != "joined" or found.there.join_url != url):
         raise RaydebugError(
             f"cluster '{name}' is another one",
             cause=f"it is of the kind {found.kind}, and its dashboard is {found.dashboard}",
-            fix=f"another name: raydebug up --join {dashboard} --name NAME",
+            fix=f"another name: raydebug up --join {url} --name NAME",
             code="joined.other",
             exit_code=Exit.TAKEN,
         )

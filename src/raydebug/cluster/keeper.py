@@ -235,8 +235,6 @@ class Keeper:
             found = self._node.look()
             if found.state == "dead":
                 return found.reason
-            if found.state == "hung" and self.cluster.end_when_hung:
-                return f"hung: {found.reason}"
             self._note(found)
         return None
 

@@ -218,9 +218,9 @@ class ByHandKind(Kind):
 def kind_of(cluster: Cluster) -> Kind:
     """Return what can be seen and done of a cluster."""
     if cluster.is_of_nodes:
-        from raydebug.cluster.remote_kinds import JoinedKind, SlurmKind, SshKind
+        from raydebug.cluster.remote_kinds import JoinedKind, NodesKind
 
-        return {"slurm": SlurmKind, "ssh": SshKind}.get(cluster.kind, JoinedKind)(cluster)
+        return NodesKind(cluster) if cluster.there.node_folder else JoinedKind(cluster)
     here: dict[str, type[Kind]] = {"local": LocalKind, "compose": ComposeKind, "by-hand": ByHandKind}
     return here.get(cluster.kind, Kind)(cluster)
 

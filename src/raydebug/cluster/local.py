@@ -186,7 +186,6 @@ def _plan(options: UpOptions, python: str, found: Environment, folder: Path, rem
             owner=options.owner or 0,
             flavour=found.flavour,
             prefork=options.prefork,
-            end_when_hung=options.end_when_hung,
             created=time.time(),
             ray=found.ray,
         )

@@ -10,13 +10,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from raydebug.cluster import state
 from raydebug.cluster.private_folders import check_private, make_private
-from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol import records
 from raydebug.settings.debugger import MODES
@@ -25,7 +23,6 @@ from raydebug.settings.files import NotPlainText, atomic_write, open_private, re
 HEAD_FILE, NODES, MARK = "cluster.json", "nodes", ".raydebug"
 BYTES_MAX = 64 * 1024
 UP, FAILED, ENDED = "up", "failed", "ended"  # phases besides what a start is at
-UNREACHABLE = "unreachable"  # of a node whose host cannot be asked
 _IP, _PATH, _WORD = r"\d{1,3}(\.\d{1,3}){3}", r"/[\w./+@-]+", r"[\w.+-]+"
 _PORT = r"([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
 _HOST = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")  # becomes the name of a file
@@ -162,19 +159,6 @@ def find_head(folder: Path) -> Head | None:
             return None
         raise _broken(path, problem)
     return head
-
-
-def with_head(cluster: Cluster, head: Head, *, through: str, launched: dict[str, str]) -> Cluster:
-    """Return the record of a cluster with what its head has said, and the command that leads there."""
-    remote = replace(
-        cluster.there, head=head["ip"], gcs=head["gcs"], dial=head["dial"], client_port=head["client_port"],
-        logs=f"{head['temp_dir']}/r/session_latest/logs", through=through, launched=launched,
-        head_dashboard=f"http://127.0.0.1:{head['dashboard_port']}",
-    )  # fmt: skip
-    return replace(
-        cluster, id=head["id"], python=head["python"], ray=head["ray"], flavour=head["flavour"], gpus=head["gpus"],
-        debugger=head["debugger"], remote=remote,
-    )  # fmt: skip
 
 
 def forget_head(folder: Path) -> None:

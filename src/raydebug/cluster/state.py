@@ -42,7 +42,10 @@ class Remote:
         job: Ray's id of the gateway's job; empty where it is none.
         through: a command that runs a program on the head, such as `ssh HEAD`; empty where this is the head.
         head_dashboard: URL of the dashboard on the head's loopback, where `dashboard` is that of a tunnel.
-        launched: what started it, for the kinds slurm and ssh.
+        called_in: folder that `up` was called in: `through` may name files there.
+        node_folder: folder of its `raydebug node` programs, as this machine has it; empty for another cluster.
+        slurm_job: id of the job of Slurm that it runs in; empty outside of one.
+        job_ends: when Slurm ends that job, in seconds since 1970; 0 where that is not known.
     """
 
     dashboard: str
@@ -60,7 +63,10 @@ class Remote:
     job: str = ""
     through: str = ""
     head_dashboard: str = ""
-    launched: dict[str, str] = dataclasses.field(default_factory=dict)
+    called_in: str = ""
+    node_folder: str = ""
+    slurm_job: str = ""
+    job_ends: float = 0.0
 
     @property
     def far(self) -> dict[str, int]:
@@ -72,7 +78,7 @@ class Remote:
     @property
     def join_url(self) -> str:
         """What `up --join` takes."""
-        return self.head_dashboard or self.dashboard
+        return self.node_folder or self.head_dashboard or self.dashboard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,20 +87,19 @@ class Cluster:
 
     Args:
         id: unique; every process of the cluster carries it in its environment.
-        kind: `local`, `compose`, `joined`, `slurm` or `ssh`; without a record (find.py) `joined`, `by-hand` or `stock`.
+        kind: `local`, `compose` or `joined`; without a record (find.py) `joined`, `by-hand` or `stock`.
         folder: its folder in the state directory: token, logs, status.
         temp_dir: private folder of a local cluster for Ray's temp dir and sockets, removed when the cluster ends.
         python: the interpreter whose environment Ray runs in.
         ports: by purpose; see up.PURPOSES.
         supervisor_pid, supervisor_birth: the supervisor of a local one (process.birth_of); the tunnel to the head
-            (tunnel.py) of a joined one, of Slurm or ssh.
+            (tunnel.py) of a joined one.
         supervisor_started: when it started, by psutil: for records of raydebug 0.1, and where there is no /proc.
         owner: pid of the `run` that started a local one, which ends with the last `run` that uses it; 0: it stays.
         project: folder of this machine that a compose cluster has as /workspace.
         user: `UID:GID` that its containers run as.
         files: its compose files.
         settings: variables of the compose files that `up` chose for it.
-        end_when_hung: whether a local one ends when Ray has not answered for ray_node.HUNG_AFTER_S.
         remote: how it is reached, for one that is not started on this machine by `up`.
         ray: the version of Ray in the cluster's Python, or in the lock of containers; empty where it is not known.
     """
@@ -121,7 +126,6 @@ class Cluster:
     settings: dict[str, str] = dataclasses.field(default_factory=dict)
     workers: int = 0
     prefork: bool = False
-    end_when_hung: bool = False
     remote: Remote | None = None
     ray: str = ""
 
@@ -140,13 +144,13 @@ class Cluster:
 
     @property
     def is_joined(self) -> bool:
-        """Whether `up --join` has joined it: its gateway is a job there."""
-        return self.remote is not None and bool(self.remote.job)
+        """Whether `up --join` has joined it: its gateway is a job there, or belongs to its `raydebug node`."""
+        return self.remote is not None and bool(self.remote.job or self.remote.node_folder)
 
     @property
     def is_of_nodes(self) -> bool:
-        """Whether raydebug asks its nodes by jobs there (NodeRunner): it knows their folder of the token."""
-        return self.remote is not None and bool(self.remote.folder)
+        """Whether raydebug asks its nodes by jobs there (NodeRunner): they have the token."""
+        return self.remote is not None and bool(self.remote.folder or self.remote.node_folder)
 
     @property
     def there(self) -> Remote:
@@ -222,8 +226,9 @@ class Cluster:
     def repair(self) -> str:
         """What repairs a cluster on other machines, or the way to it, in words; empty for another one."""
         if not self.is_joined:
-            return f"`raydebug up{name_option(self.name)}` opens the way there again" if self.is_of_nodes else ""
-        return f"`raydebug up --join {self.there.join_url}{name_option(self.name)}` starts it again"
+            return ""
+        does = "opens the way there again" if self.there.node_folder else "starts it again"
+        return f"`raydebug up --join {self.there.join_url}{name_option(self.name)}` {does}"
 
     @property
     def dashboard_token(self) -> str:
@@ -353,7 +358,7 @@ def _remote_of(document: Mapping[str, Any]) -> Remote | None:
     if document.get("remote"):
         known = {field.name for field in dataclasses.fields(Remote)}
         return Remote(**{key: value for key, value in document["remote"].items() if key in known})
-    if document["kind"] in ("joined", "slurm", "ssh"):
+    if document["kind"] == "joined":
         raise ValueError("it does not say how the cluster is reached: it is of an older version; join it again")
     return None
 

@@ -131,7 +131,7 @@ def _start(cluster: Cluster) -> Cluster:
     here = [sys.executable, SAFE_PATH, "-m", "raydebug.cluster.reach", "here", ",".join(ways)]
     argv = [*here, *command_of(cluster.there.through, cluster.python)]
     with open_private(cluster.folder / LOG, "wb") as log:
-        environ = without_slurm(os.environ) if cluster.kind == "slurm" else os.environ
+        environ = without_slurm(os.environ) if cluster.there.slurm_job else os.environ
         tunnel = process.start(argv, env=environ, output=log, cwd=folder_of_commands(cluster), new_session=True)
     cluster = replace(
         cluster, supervisor_pid=tunnel.pid, supervisor_birth=process.birth_of(tunnel.pid),
@@ -166,7 +166,7 @@ def _at(cluster: Cluster, ports: dict[str, int]) -> Cluster:
 
 def folder_of_commands(cluster: Cluster) -> Path | None:
     """Return the folder that `up` was called in: a command may name files there."""
-    folder = Path(cluster.there.launched.get("folder", ""))
+    folder = Path(cluster.there.called_in)
     return folder if folder.is_absolute() and folder.is_dir() else None
 
 

@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import random
-import shlex
 import signal
 import socket
 import threading
@@ -49,24 +48,15 @@ class UpOptions:
     Args:
         cpus, gpus: logical CPUs and GPUs of a node.
         dashboard_port, gateway_port: ports on this machine; 0 takes a free one.
-        python: local, slurm, ssh: the interpreter whose environment Ray runs in; None for find_interpreter's.
+        python: local: the interpreter whose environment Ray runs in; None for find_interpreter's.
         owner: local: pid of the `run` that the cluster is for; it ends with the last `run` that uses it.
         prefork: local: keep pre-forked processes with the heavy imports done.
-        end_when_hung: local: end the cluster when Ray has not answered for ray_node.HUNG_AFTER_S.
-        workers: compose, kubernetes: number of worker nodes.
+        workers: compose: number of worker nodes.
         project: compose: folder of this machine that the containers have as /workspace.
         mounts: compose: SOURCE:TARGET[:ro] of further folders.
         hf_cache: compose: mount the user's Hugging Face cache.
         env_file: compose: file with KEY=VALUE lines for the nodes.
         yes: compose: merge the project's own compose file, whatever it asks for.
-        nodes: slurm: how many; None for the cluster of an allocation of the user's own, in `folder`.
-        folder: slurm: shared by the nodes and this machine; None for a fresh one in the state folder.
-        container: slurm: what precedes the node's program: options of srun (pyxis), or `apptainer exec --nv IMAGE`.
-        node_options: slurm, ssh: further options of `raydebug node`.
-        hosts: ssh: file with their names; None only for a cluster that is there.
-        ssh: ssh: the command that leads to a host, before its name.
-        image: kubernetes: with Ray, raydebug and debugpy in the Python of its PATH.
-        after: what follows `--`: options of sbatch, or on Kubernetes the command of a RayJob.
     """
 
     name: str = state.DEFAULT_NAME
@@ -78,7 +68,6 @@ class UpOptions:
     python: str | None = None
     owner: int | None = None
     prefork: bool = False
-    end_when_hung: bool = False
     flavour: str | None = None
     workers: int = 1
     project: Path = Path()
@@ -86,33 +75,11 @@ class UpOptions:
     hf_cache: bool = False
     env_file: Path | None = None
     yes: bool = False
-    nodes: int | None = None
-    folder: Path | None = None
-    container: str = ""
-    node_options: str = ""
-    hosts: Path | None = None
-    ssh: str = "ssh"
-    image: str = ""
-    after: tuple[str, ...] = ()
 
     @property
     def ports(self) -> dict[str, int | None]:
         """The ports that the user named, by purpose."""
         return {"dashboard": self.dashboard_port, "gateway": self.gateway_port}
-
-
-def words_of(option: str, text: str) -> list[str]:
-    """Return the words of an option, as a shell reads them.
-
-    Raises:
-        RaydebugError: it cannot.
-    """
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UsageError(
-            f"{option} {text!r} cannot be read", cause=str(error), fix="quote it as for a shell", code="up.words"
-        ) from error
 
 
 def is_free(port: int) -> bool:

@@ -233,6 +233,8 @@ def node_variables(cluster: Cluster) -> dict[str, str]:
     containers have it.
     """
     remote = cluster.remote
+    if remote is not None and remote.node_folder:  # they have all from their start but the name that is used here
+        return {} if cluster.name == DEFAULT_NAME else {variables.CLUSTER_NAME: cluster.name}
     dial = remote.dial if remote is not None else ""
     if cluster.kind == "joined" and not dial:
         with contextlib.suppress(RaydebugError):
@@ -258,7 +260,8 @@ def submit(cluster: Cluster, job: Job) -> str:
             has come after all, and its breakpoints are removed again.
     """
     submission_id = f"{ID_PREFIX}{time.strftime('%H%M%S')}-{secrets.token_hex(3)}"
-    if cluster.is_joined:  # its gateway is a job that anybody may stop: then no process of this one could pause
+    # A gateway that is a job may be stopped by anybody: then no process of this one could pause.
+    if cluster.remote is not None and cluster.remote.job:
         fetch_dial_address(cluster)
         with contextlib.suppress(RaydebugError):
             nodes = Dashboard(cluster).living_nodes()
