@@ -188,6 +188,34 @@ def test_a_large_container_is_not_copied(given: Any) -> None:
         tracemalloc.stop()
 
 
+def test_dicts_that_hold_themselves_or_are_shared(begin: Start, stop: threading.Event) -> None:
+    """A look at a loop whose dicts know their parent, or hold others many times, ends, as one at nested gathers does."""
+    parent: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
+    for _ in range(40):
+        shared = {"left": shared, "right": shared}
+    parent |= {"child": {"parent": parent}, "itself": parent, "shared": shared}
+
+    def poll() -> None:
+        registry = parent
+        while not stop.is_set():
+            time.sleep(0.5)
+        del registry
+
+    async def gather() -> None:
+        future = asyncio.create_task(asyncio.to_thread(stop.wait), name="inner")
+        nested: Any = future
+        for _ in range(40):
+            nested = asyncio.gather(asyncio.shield(nested), nested)
+        await nested
+
+    begin("polls", poll)
+    begin("loop", lambda: asyncio.run(gather()))
+    seen = look()
+    assert "polls" not in seen["polls"]
+    assert {*seen["task inner"]["holds"]} & {*[ids for name in seen for ids in seen[name].get("awaits", [])]}
+
+
 async def test_code_of_the_users_classes_is_not_called() -> None:
     """Threads and awaitables whose classes answer for missing attributes are not asked."""
     asked: list[str] = []

@@ -32,6 +32,8 @@ INNERMOST, OUTERMOST = 12, 8  # frames in which a wait is, and that say for whom
 POLLING_FRAMES = 3  # the user's innermost ones, whose locals are searched for what a loop polls
 PLAIN = (list, tuple, set, frozenset, deque)
 MAX_FUTURES = 100  # of one wait
+MAX_VALUES = 10_000  # of one stack's containers, that are searched for Ray's references
+MAX_CONTAINERS = 200  # of one stack, that are searched for Ray's references
 FUTURES = ("_asyncio", "asyncio.futures", "asyncio.tasks", "concurrent.futures._base")
 # The callback of a future that gets the result of another one, and its variable for that one: CPython 3.10 to 3.13
 # asyncio/futures.py `_chain_future`, asyncio/tasks.py `shield`.
@@ -135,24 +137,22 @@ def _peer(connection: socket.socket) -> str:
 def _note_future(stack: ThreadStack, future: Any) -> None:
     """Note what a future of asyncio or of concurrent.futures waits for: a task, an object of Ray, or its own id."""
     tasks: Any = sys.modules.get("asyncio.tasks")
-    for _ in range(4):  # futures that copy one another
-        if type(future).__module__ not in FUTURES or future.done():
-            return
+    futures, seen = deque([future]), set[int]()
+    while futures and len(seen) < MAX_ITEMS:
+        future = futures.popleft()
+        if id(future) in seen or type(future).__module__ not in FUTURES or future.done():
+            continue
+        seen.add(id(future))
         if tasks is not None and type(future) is tasks.Task:
-            break
-        if tasks is not None and type(future) is tasks._GatheringFuture:
-            for child in future._children[:MAX_FUTURES]:
-                _note_future(stack, child)
-            return
-        if reference := getattr(future, "__dict__", {}).get(
-            "object_ref"
-        ):  # ray 2.60.0 includes/object_ref.pxi, `future`
+            _add(stack, [hex(id(future))])
+        elif tasks is not None and type(future) is tasks._GatheringFuture:
+            futures.extend(future._children[:MAX_FUTURES])
+        elif reference := getattr(future, "__dict__", {}).get("object_ref"):  # ray 2.60.0 includes/object_ref.pxi
             _add_objects(stack, "objects", [reference])
-            return
-        if (copied := _copied_from(future)) is None:
-            break
-        future = copied
-    _add(stack, [hex(id(future))])
+        elif (copied := _copied_from(future)) is not None:
+            futures.append(copied)
+        else:
+            _add(stack, [hex(id(future))])
 
 
 def _copied_from(future: Any) -> Any:
@@ -180,18 +180,20 @@ def _add(stack: ThreadStack, ids: list[str]) -> None:
 
 def _add_objects(stack: ThreadStack, field: Literal["objects", "polls"], given: list[Any]) -> None:
     kind = getattr(sys.modules.get("ray"), "ObjectRef", None)
-    known = stack.setdefault(field, [])
-    values = deque(given)
-    while values and len(known) < MAX_ITEMS:
+    objects = stack.setdefault(field, [])
+    values, seen, left = deque(given), set[int](), MAX_VALUES
+    while values and len(objects) < MAX_ITEMS:
         value = values.popleft()
         if type(value) is kind:
-            known.append(value.hex())
-        elif type(value) is dict:
-            values.extend(list(islice(chain(value, value.values()), MAX_ITEMS)))
-        elif type(value) in PLAIN:
-            items = list(islice(value, MAX_ITEMS))  # one call of C: no other thread changes the container meanwhile
-            values.extend([item for item in items if type(item) is kind or type(item) is tuple])
-    if not known:
+            objects.append(value.hex())
+        if not (type(value) is dict or type(value) in PLAIN) or id(value) in seen:
+            continue
+        seen.add(id(value))  # a dict may hold itself, or another one many times
+        inside = chain(value, value.values()) if type(value) is dict else value
+        items = list(islice(inside, min(left, MAX_ITEMS)))  # one call of C: no other thread changes it meanwhile
+        left -= len(items)
+        values.extend(item for item in items if type(value) is dict or type(item) is kind or type(item) is tuple)
+    if not objects:
         del stack[field]
 
 
