@@ -1,4 +1,4 @@
-"""Locals of frames that go on running are read without keeping their values alive, and without losing any."""
+"""Locals of frames that go on running are read without keeping their values alive, and without changing any."""
 
 from __future__ import annotations
 
@@ -42,12 +42,15 @@ def ask_a_sleeping_loop(thread: threading.Thread) -> None:
         stacks.note_waits({"name": "t"}, frames, thread)  # type: ignore[typeddict-item]
 
 
-@pytest.mark.parametrize(
+each_look = pytest.mark.parametrize(
     "ask",
     [ask_for_locals, ask_a_sleeping_loop, lambda _: census.take(), lambda _: training.words({}),
      lambda thread: spans.step_of(look_at(thread)), lambda _: (stacks.collect(), training.words({}))],
     ids=["locals", "stacks", "census", "training", "step", "age"],
 )  # fmt: skip
+
+
+@each_look
 def test_another_thread(ask: Callable[[threading.Thread], object]) -> None:
     """What a thread deletes after it was looked at is freed, and the others of its variables are as they were."""
     waits, go_on, found = threading.Event(), threading.Event(), []
@@ -68,6 +71,31 @@ def test_another_thread(ask: Callable[[threading.Thread], object]) -> None:
     go_on.set()
     thread.join()
     assert found == [(None, Batch, 7, ask)]
+
+
+@each_look
+def test_the_programs_own_dict(ask: Callable[[threading.Thread], object]) -> None:
+    """What a program has from `locals()` does not change by a look, also while it is iterated over."""
+    results: list[object] = []
+    waits, goes_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def train(lr: float = 1e-6) -> None:
+        batch, kept = Batch(), locals()
+        names = sorted(kept)
+        lr = 5e-5
+        for _ in kept:
+            waits.release()
+            goes_on.acquire(timeout=60)
+        results.append((names == sorted(kept), kept["lr"], lr, type(batch)))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    for _ in range(4):  # lr, results, waits, goes_on
+        assert waits.acquire(timeout=60)
+        ask(thread)
+        goes_on.release()
+    thread.join()
+    assert results == [(True, 1e-6, 5e-5, Batch)]
 
 
 def test_the_own_thread() -> None:

@@ -9,10 +9,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from types import FrameType
+from typing import Any
 
 from raydebug.protocol.records import OpenCall
-from raydebug.worker.frame_locals import Seen
 from raydebug.worker.frames import MAX_NAME, is_users
+
+
+class Seen:
+    """Stands in for the trace function of a frame that has none. Where something traces, it does nothing."""
+
+    __slots__ = ("at_s",)
+
+    def __init__(self) -> None:
+        self.at_s = time.monotonic()
+
+    def __call__(self, *_event: Any) -> Seen:
+        return self
 
 
 def age_s(frame: FrameType) -> float | None:

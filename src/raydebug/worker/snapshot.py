@@ -278,7 +278,7 @@ def _locals(frame: FrameType) -> Iterator[tuple[str, object]]:
     is_function = frame.f_code.co_flags & frame_locals.CO_OPTIMIZED
     if not is_function and frame.f_code.co_name != "<module>":
         return  # a class body, whose namespace may be an object of a user's class
-    variables: Any = frame.f_locals if is_function else frame.f_globals
+    variables: Any = frame_locals.locals_of(frame) if is_function else frame.f_globals
     if not is_function and type(variables) is not dict:
         return
     for name, value in list(variables.items()):
