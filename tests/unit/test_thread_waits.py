@@ -189,7 +189,7 @@ def test_a_large_container_is_not_copied(given: Any) -> None:
 
 
 def test_dicts_that_hold_themselves_or_are_shared(begin: Start, stop: threading.Event) -> None:
-    """A look at a loop whose dicts know their parent, or hold others many times, ends, as one at nested gathers does."""
+    """A look at a loop whose dicts know their parent, or hold others many times, ends; one at gathers, too."""
     parent: dict[str, Any] = {}
     shared: dict[str, Any] = {}
     for _ in range(40):
