@@ -78,7 +78,7 @@ def _reader_of_3_12() -> Callable[[FrameType, list[str]], Iterator[Any]]:
     return lambda frame, names: map(get_variable, repeat(frame), names)
 
 
-_values_of = _no_values
+_values_of: Callable[[FrameType, list[str]], Iterator[Any]] = _no_values
 try:
     if sys.version_info[:2] == (3, 12):
         _values_of = _reader_of_3_12()
