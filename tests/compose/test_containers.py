@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
-import time
 
 import httpx
 import psutil
 import pytest
 
 from containers import IMAGE
-from raydebug.cluster.compose import engine
 from raydebug.cluster.compose.engine import Container
-from raydebug.cluster.compose.project import containers, project_of
-from raydebug.cluster.find import find_cluster, load_cluster
-from raydebug.cluster.kinds import kind_of
+from raydebug.cluster.compose.project import containers
+from raydebug.cluster.find import find_cluster
 from raydebug.cluster.state import Cluster
-from runs import RAYDEBUG, Run, raydebug, up_in_containers, wait_for
+from runs import raydebug, wait_for
 
 BREAKPOINTS = [("task", "task"), ("actor", "Actor.method"), ("async_actor", "AsyncActor.method"), ("driver", "driver")]
 
@@ -220,71 +216,6 @@ def test_legacy_debugger_listens_inside_its_container(run, cluster):
     """S8: a legacy breakpoint's socket is on its container's own loopback, unreachable from other containers."""
     ((address, _),) = opened_by_a_pause(run, cluster, "--debugger", "legacy")
     assert address == "0100007F", "127.0.0.1"
-
-
-# Faults (requirements/faults.md)
-
-
-@pytest.fixture
-def other(project):
-    """A cluster for this test alone, with one worker."""
-    name = "faults"
-    done = up_in_containers(name, project)
-    assert done.returncode == 0, done.stderr
-    found = load_cluster(name)
-    yield found
-    if find_cluster(name) is not None:
-        kind_of(found).take_down()
-
-
-@pytest.mark.alone
-@pytest.mark.timeout(240)
-def test_killed_worker_container(other, project):
-    """F1, F4: a worker container killed during a pause takes its pause along; another `up` restarts the container."""
-    job = Run(other, ["--", "python", "cases.py", "on_worker"], cwd=project)
-    try:
-        (pause,) = job.pauses(1)
-        (node,) = [c for c in containers(other) if c.service == "worker"]
-        assert node.address == pause["ip"]
-        docker("kill", node.name)
-        wait_for(lambda: pause["id"] not in [p["id"] for p in job.listed()], "the pause to vanish", 3)
-    finally:
-        job.process.send_signal(2)
-        job.process.wait(60)
-
-
-@pytest.mark.timeout(240)
-def test_down_leaves_nothing(other, project):
-    """`down` ends containers and networks within 5 s, and does not touch a foreign container (S30, F47)."""
-    project_name = project_of(other.name)
-    started = time.monotonic()
-    done = raydebug("down", "--name", other.name)
-    seconds = time.monotonic() - started
-    assert done.returncode == 0, done.stderr
-    assert engine.connect().leftovers(project_name) == []
-    assert find_cluster(other.name) is None
-    assert seconds < 20, "nothing waits for a time-out"
-
-
-@pytest.mark.timeout(120)
-def test_ctrl_c_during_up(project):
-    """F44: Ctrl-C during `up` leaves no container, no network and no record."""
-    argv = [str(RAYDEBUG), "up", "--cluster", "compose", "--flavour", "core"]
-    argv += ["--name", "broken", "--dashboard-port", "0", "--gateway-port", "0"]
-    process = subprocess.Popen(argv, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:  # a fixed delay would miss the moment on a slow or a fast machine
-        if "creating containers" in line:
-            break
-    process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)
-    try:
-        assert process.returncode == 130, said
-    finally:
-        if (left := find_cluster("broken")) is not None:
-            kind_of(left).take_down()
-    assert engine.connect().leftovers(project_of("broken")) == []
-    assert find_cluster("broken") is None
 
 
 @pytest.mark.timeout(60)

@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +28,7 @@ from containers import (
     what_is_left,
 )  # fmt: skip
 from raydebug.cluster.compose.project import containers
-from raydebug.cluster.find import find_cluster, load_cluster
+from raydebug.cluster.find import load_cluster
 from raydebug.cluster.state import Cluster
 from runs import RAYDEBUG, Run, raydebug, three_lines, up_in_containers, wait_for
 
@@ -201,23 +200,6 @@ def test_f62_stopped_raylet(victim, paused):
     end_nothing(victim, job, pause, stop)
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_f62_busy_machine(victim, paused):
-    """F62: 24 busy processes for 120 s end no container, and the pause attaches afterwards."""
-    job, pause, client = paused
-    client.close()
-
-    def be_busy() -> None:
-        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(24)]
-        time.sleep(120.0)
-        for one in busy:
-            one.kill()
-            one.wait()
-
-    end_nothing(victim, job, pause, be_busy)
-
-
 # The gateway
 
 
@@ -236,17 +218,6 @@ def test_f61_gateway_keeps_dying(victim, paused):
     wait_for(lambda: raydebug("paused", "--name", victim.name).returncode == 0, "the gateway to answer")
     assert [p["pid"] for p in job.pauses(1)] == [pause["pid"]]
     wait_healthy(victim)
-
-
-@pytest.mark.timeout(120)
-def test_f20_gateway_killed(victim, paused):
-    """F20: the gateway is killed: its client exits with 4 within 2 s, and the error names the gateway."""
-    _, _, client = paused
-    docker("kill", container_of(victim, "gateway").name)
-    code, printed, _ = client.ended(2.0)
-    assert code == 4, printed
-    assert "error: the session ended: the gateway is gone" in printed
-    assert "does not answer" in shows_a_cause(victim, "paused", 5.0)
 
 
 # up and down
@@ -369,23 +340,6 @@ def test_f44_ctrl_c_at_random_moments(project, fresh_name):
         assert what_is_left(fresh_name) == {}, where
     done = raydebug(*UP, fresh_name, "--workers", "0", cwd=project, timeout=200)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.timeout(120)
-def test_f45_two_ups_at_once(project, fresh_name):
-    """F45: of two simultaneous `up` of one name, one works and the other exits with 3; a dead one's lock is free."""
-    argv = [str(RAYDEBUG), "up", "--cluster", "compose", "--flavour", "core", "--name", fresh_name]
-    argv += ["--dashboard-port", "0", "--gateway-port", "0"]
-    first = subprocess.Popen(argv, cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: find_cluster(fresh_name) is not None, "the first to begin", 15)
-    second = raydebug(*argv[1:], cwd=project)
-    assert second.returncode == 3
-    assert f"error: another `raydebug up` of cluster '{fresh_name}' is at work" in second.stderr
-    first.kill()  # its lock ends with it, its containers stay
-    first.wait(10)
-    third = raydebug(*argv[1:], cwd=project, timeout=100)
-    assert third.returncode == 0, third.stderr
-    assert is_healthy(load_cluster(fresh_name))
 
 
 @pytest.mark.alone

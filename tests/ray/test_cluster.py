@@ -175,7 +175,7 @@ def test_ctrl_c_during_up_leaves_nothing(private_state, phase, after_s):
 
 @pytest.mark.timeout(60)
 def test_two_ups_at_once(private_state):
-    """Of two simultaneous `up` of one name, one works and the other reports that."""
+    """F45: of two simultaneous `up` of one name, one works and the other reports that."""
     argv = [str(Path(sys.executable).parent / "raydebug"), *UP, "twice"]
     both = [subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     try:

@@ -132,9 +132,10 @@ def attach(cluster: Cluster, pause_id: str, *commands: str, code: int = 0) -> su
 
 
 def raydebug(*arguments: str, timeout: float = WAIT_S, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own, forked where the options are a folder and an environment."""
+    """Run the command line in a process of its own, a forked one where that makes no difference."""
     argv = [str(RAYDEBUG), *arguments]
-    if not options.keys() <= {"cwd", "env"}:
+    own = {name: value for name, value in (options.get("env") or {}).items() if os.environ.get(name) != value}
+    if not options.keys() <= {"cwd", "env"} or any(name.startswith(("PYTHON", "LANG", "LC_")) for name in own):
         return subprocess.run(
             argv, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL, check=False, **options
         )

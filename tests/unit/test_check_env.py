@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import runs
 from raydebug.check import env, env_machine
 from raydebug.check.probes import env as inside
 from raydebug.findings import Finding
@@ -260,14 +261,7 @@ def test_no_secret_in_the_facts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def raydebug(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "raydebug", *arguments],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        stdin=subprocess.DEVNULL,
-    )
+    return runs.raydebug(*arguments, env={**os.environ, **variables})
 
 
 def test_env_alone_in_a_bare_environment(tmp_path: Path) -> None:

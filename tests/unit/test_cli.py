@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import typer
 
+import runs
 from raydebug.cli.app import app_for, whole_app
 
 VERBS = Path(__file__).parent / "verbs.txt"
@@ -27,10 +28,7 @@ def verbs(group: Any, *before: str) -> Iterator[str]:
 
 
 def raydebug(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **variables}
-    return subprocess.run(
-        [sys.executable, "-m", "raydebug", *arguments], capture_output=True, text=True, env=environment
-    )
+    return runs.raydebug(*arguments, env={**os.environ, **variables})
 
 
 @pytest.mark.parametrize("verb", [*verbs(typer.main.get_command(whole_app()))])

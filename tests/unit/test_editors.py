@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import runs
 from gateway_under_test import EDITOR, TOKEN, Editor, GatewayUnderTest, visit
 from raydebug.cluster import port_owner
 from raydebug.cluster.state import Cluster, Remote
@@ -151,8 +152,7 @@ def inside(gateway: GatewayUnderTest) -> dict[str, str]:
 
 
 def raydebug(gateway: GatewayUnderTest, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "raydebug", *arguments]
-    return subprocess.run(argv, env=inside(gateway), cwd=cwd, capture_output=True, text=True, timeout=20)
+    return runs.raydebug(*arguments, env=inside(gateway), cwd=cwd)
 
 
 def test_vscode_writes_no_token(gateway, tmp_path):

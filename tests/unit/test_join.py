@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import runs
 from gateway_under_test import open_gateway
 from raydebug.cluster import on_nodes, reach
 from raydebug.cluster.find import cluster_around_us
@@ -30,10 +31,7 @@ NODE = {
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "raydebug", *arguments], capture_output=True, text=True, check=False, timeout=60,
-        env={**os.environ, **environ},
-    )  # fmt: skip
+    return runs.raydebug(*arguments, env={**os.environ, **environ})
 
 
 def error_of(done: subprocess.CompletedProcess[str]) -> list[str]:

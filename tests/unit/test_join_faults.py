@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+import runs
 from gateway_under_test import TOKEN, GatewayUnderTest
 from joinable_dashboard import HEAD, NODE, JoinableDashboard
 from raydebug.check.cache import Cache
@@ -796,10 +797,7 @@ def test_a_command_of_another_user(monkeypatch, failure):
 
 def raydebug(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run the command line."""
-    return subprocess.run(
-        [sys.executable, "-m", "raydebug", *arguments], capture_output=True, text=True, check=False, timeout=60,
-        env={**os.environ, **environ},
-    )  # fmt: skip
+    return runs.raydebug(*arguments, env={**os.environ, **environ})
 
 
 def test_up_is_the_join_again(gateway: GatewayUnderTest):

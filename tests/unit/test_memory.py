@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import planted_leaks
+import runs
 from gateway_under_test import open_gateway
 from raydebug.errors import RaydebugError
 from raydebug.memory import screen
@@ -455,8 +456,7 @@ def test_hostile_snapshots(content: bytes, cause: str, tmp_path: Path) -> None:
 )
 def test_options(options: list[str], error: str, tmp_path: Path) -> None:
     """Options that do not fit, and a file that is missing, are errors in three lines."""
-    argv = [sys.executable, "-m", "raydebug", "memory", *options]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = runs.raydebug("memory", *options, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {error}\ncause: ")
 

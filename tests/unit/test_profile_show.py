@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import runs
 from verl_fork import make_fork
 
 GRPO = [
@@ -31,10 +32,7 @@ GRPO = [
 
 def raydebug(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), **variables}
-    return subprocess.run(
-        [sys.executable, "-m", "raydebug", "profile", *arguments],
-        capture_output=True, text=True, env=environment, cwd=folder, timeout=50,
-    )  # fmt: skip
+    return runs.raydebug("profile", *arguments, env=environment, cwd=folder)
 
 
 def show(*arguments: str, folder: Path, profile: str = "debug", **variables: str) -> dict[str, Any]:

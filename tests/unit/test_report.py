@@ -10,7 +10,6 @@ import os
 import re
 import stat
 import subprocess
-import sys
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, cast
 import pytest
 
 import run_documents
+import runs
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.state import Cluster
 from raydebug.jobs.memory_samples import NODE
@@ -438,9 +438,7 @@ def state(tmp_path: Path) -> Path:
 
 
 def raydebug(state: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "XDG_STATE_HOME": str(state), **variables}
-    argv = [sys.executable, "-m", "raydebug", "report", *arguments]
-    return subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=60)
+    return runs.raydebug("report", *arguments, env={**os.environ, "XDG_STATE_HOME": str(state), **variables})
 
 
 def test_report_of_a_run(state: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+import runs
 from raydebug.cli import launch, up
 from raydebug.cluster import local, locks, private_folders, state
 from raydebug.cluster.compose import engine, lifecycle
@@ -156,9 +157,7 @@ def cluster(name: str, **fields: object) -> state.Cluster:
 def test_token_that_is_gone(verb):
     """Where the token's file is gone, every verb that needs it says so in three lines, with its name."""
     made = cluster("mine")
-    done = subprocess.run(
-        [sys.executable, "-m", "raydebug", *verb, "--name", "mine"], capture_output=True, text=True, check=False
-    )
+    done = runs.raydebug(*verb, "--name", "mine")
     assert (done.returncode, done.stderr.splitlines()[-3:]) == (
         2,
         [
