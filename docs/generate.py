@@ -14,10 +14,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 CLI_PAGE = ROOT / "docs" / "05-cli.md"
 README = ROOT / "README.md"
-CHECKS_PAGE = ROOT / "docs" / "03-profiles-and-checks.md"
+CHECKS_PAGE = ROOT / "docs" / "03-checks.md"
 ATTACH_PAGE = ROOT / "docs" / "02-attach.md"
 TROUBLE_PAGE = ROOT / "docs" / "06-troubleshooting.md"
-PROFILES_PAGE = ROOT / "docs" / "03-profiles-and-checks.md"
+PROFILES_PAGE = ROOT / "docs" / "15-profiles.md"
 RESULTS = ROOT / "bench" / "results.json"
 REGENERATE = "python docs/generate.py"
 SYMPTOM_CHARS = 120
@@ -212,7 +212,7 @@ def _shown(key: Any) -> str:
 
 
 def profiles_page(text: str) -> str:
-    """Return the text of docs/03-profiles-and-checks.md with its tables regenerated."""
+    """Return the text of docs/15-profiles.md with its tables regenerated."""
     tables = {"profiles": profile_table(), "programs": program_table()}
     for trainer in ("ppo", "easyr1", "sft", "fsdp_sft", "generation", "openrlhf_ppo", "slime"):
         tables[f"words of {trainer}"] = word_table(trainer)
@@ -225,7 +225,7 @@ def readme(text: str) -> str:
 
 
 def code_table() -> str:
-    """Return the table of findings' codes of docs/03-profiles-and-checks.md."""
+    """Return the table of findings' codes of docs/03-checks.md."""
     from raydebug.findings import CODES
 
     rows = [f"| `{code}` | {_cell(meaning)} |" for code, meaning in CODES.items()]
@@ -233,7 +233,7 @@ def code_table() -> str:
 
 
 def checks_page(text: str) -> str:
-    """Return the text of docs/03-profiles-and-checks.md with its table regenerated."""
+    """Return the text of docs/03-checks.md with its table regenerated."""
     return _filled(text, {"codes": code_table()})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-# Every code and its meaning: stable words for scripts. docs/03-profiles-and-checks.md lists them.
+# Every code and its meaning: stable words for scripts. docs/03-checks.md lists them.
 CODES: dict[str, str] = {
     # the environment
     "env.package-missing": "a package that the training imports is not installed in the cluster's Python",

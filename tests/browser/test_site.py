@@ -113,7 +113,7 @@ def test_search(show: Callable[..., Tab], address: str) -> None:
     tab.call("Input.insertText", text="max_prompt_length")
     results = "[...document.activeElement.shadowRoot.querySelectorAll('a')].map(link => link.href)"
     wait_until(tab, f"{results}.length > 0")
-    assert any(link.startswith(f"{address}docs/03-profiles-and-checks/") for link in tab.ask(results))
+    assert any(link.startswith(f"{address}docs/03-checks/") for link in tab.ask(results))
 
 
 def wait_until(tab: Tab, condition: str) -> None:

@@ -92,7 +92,7 @@ def test_help_without_a_verb():
 
 
 @pytest.mark.parametrize("columns", [60, 80])
-@pytest.mark.parametrize("group", ["", "job", "profile"])
+@pytest.mark.parametrize("group", ["", "job", "tiny"])
 def test_one_liners_are_whole(columns, group):
     """In a narrow terminal the line about a verb is wrapped, and not cut."""
     done = raydebug(*group.split(), "--help", COLUMNS=str(columns))
@@ -112,7 +112,7 @@ def test_a_reader_that_ends_early():
     assert (done.stdout, done.stderr) == ("Usage: raydebug [OPTIONS] COMMAND [ARGS]...\n", "")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["profile", "list"], ["nosuch\u2026"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["report", "--list"], ["nosuch\u2026"]])
 def test_a_locale_without_utf8(arguments, tmp_path):
     """In a locale that cannot show a character, it is replaced; nothing else changes."""
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "XDG_STATE_HOME": str(tmp_path)}
@@ -120,26 +120,6 @@ def test_a_locale_without_utf8(arguments, tmp_path):
     assert done.returncode == (2 if "nosuch" in arguments[0] else 0)
     assert "Traceback" not in done.stderr
     assert (done.stdout + done.stderr).isascii()
-
-
-def test_renamed_verbs():
-    """The old name of `prefetch` works in this release, and names the new one on one line."""
-    said = "note: `raydebug {}` is now `raydebug {}`; the old spelling works in this release only"
-    old, new = raydebug("warm"), raydebug("prefetch")
-    assert old.stderr.splitlines() == [said.format("warm", "prefetch"), *new.stderr.splitlines()]
-    assert old.returncode == new.returncode == 2
-
-
-def test_profile_show_means_debug(tmp_path):
-    """`profile show -- COMMAND` shows the profile debug; the name may be given, with and without `--`."""
-    training = ["python", "-m", "verl.trainer.main_ppo", "data.train_batch_size=512"]
-    with_name = raydebug("profile", "show", "debug", "--verl", "0.9.1", "--", *training, XDG_STATE_HOME=str(tmp_path))
-    without = raydebug("profile", "show", "--verl", "0.9.1", "--", *training, XDG_STATE_HOME=str(tmp_path))
-    assert (without.returncode, without.stdout) == (with_name.returncode, with_name.stdout)
-    assert "debug over verl.trainer.main_ppo" in without.stderr
-    nothing = raydebug("profile", "show", XDG_STATE_HOME=str(tmp_path))
-    assert nothing.returncode == 2
-    assert "error: there is no command to show" in nothing.stderr
 
 
 @pytest.mark.parametrize("verb", [*verbs(typer.main.get_command(whole_app()))])
@@ -218,7 +198,7 @@ def test_run_refuses_a_tiny_model_that_cannot_be_made(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("verb", ["run", "try", "check", "prefetch", "profile show"])
+@pytest.mark.parametrize("verb", ["run", "try", "check"])
 def test_command_without_dashes(verb, tmp_path):
     """Where the command's options were taken for ours, the fix shows the `--`; no word of the command is repeated."""
     argv = [*verb.split(), "python", "-m", "secret"]
@@ -229,7 +209,7 @@ def test_command_without_dashes(verb, tmp_path):
     assert after.splitlines()[-1] == f"fix: see `raydebug {verb} --help`"
 
 
-@pytest.mark.parametrize("verb", ["run", "try", "check", "prefetch", "profile show"])
+@pytest.mark.parametrize("verb", ["run", "try", "check"])
 def test_usage_ends_with_the_command(verb):
     """The usage line of a verb shows what follows `--`, once."""
     usage = raydebug(*verb.split(), "--help", COLUMNS="200").stdout.splitlines()[0]

@@ -57,7 +57,6 @@ MODULES_MOST = {  # a few more than when this was written: files may be split
     "--help": 34,
     "paused --help": 11,
     "report --list": 19,
-    "profile list": 28,
     "paused": 32,
     "attach": 59,
     "stacks": 50,

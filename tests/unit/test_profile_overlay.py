@@ -302,7 +302,7 @@ def test_unknown_version_is_refused(version: str) -> None:
     assert str(failure.value) == (
         "error: the profile 'debug' cannot be applied to verl.trainer.main_ppo\n"
         f"cause: verl {version} is installed; the keys of these versions are known: 0.4, 0.5, 0.6, 0.7, 0.8, 0.9\n"
-        "fix: name the version that it is like: raydebug profile show --verl 0.9 ..., or run without --profile"
+        "fix: name the version that it is like: raydebug run --dry-run --verl 0.9 ..., or run without --profile"
     )
 
 

@@ -17,7 +17,7 @@ from raydebug.cli import main
 from raydebug.cli.app import whole_app
 
 RAYDEBUG = f"{sys.executable} -m raydebug"
-PRINTING = ["job logs", "job list --json", "profile list", "--help"]  # our lines, JSON, a table, what click prints
+PRINTING = ["job logs", "job list --json", "job list", "--help"]  # our lines, JSON, a table, what click prints
 GONE = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
@@ -69,7 +69,7 @@ def test_an_output_that_takes_nothing(dashboard: RayDashboard, where: str, cause
 def test_a_narration_that_nobody_reads(dashboard: RayDashboard, where: str) -> None:
     """Standard error that is full or closed changes neither output nor exit code; closed input neither."""
     dashboard.print("line\n")
-    for verb in ("profile list", "job logs", "ps --name nosuch"):
+    for verb in ("report --list", "job logs", "ps --name nosuch"):
         whole = shell(f"{RAYDEBUG} {verb}")
         assert shell(f"{RAYDEBUG} {verb} {where}")[:2] == whole[:2], verb
 

@@ -55,12 +55,8 @@ def _run(arguments: list[str]) -> int:
 
 def _call(words: list[str]) -> object:
     """Call the verb that the words name; without a verb, or with a group alone, print help."""
-    from raydebug.cli.app import RENAMED, app_for
-    from raydebug.cli.options import say_renamed
+    from raydebug.cli.app import app_for
 
-    if words and words[0] in RENAMED:
-        say_renamed(words[0], RENAMED[words[0]])
-        words = [RENAMED[words[0]], *words[1:]]
     app = app_for(words)
     if not words or (len(words) == 1 and app.registered_groups and words[0] == app.registered_groups[0].name):
         words = [*words, "--help"]

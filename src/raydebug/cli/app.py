@@ -62,11 +62,7 @@ HEADINGS = {
         Verb("memory", "memory:memory"),
         Verb("snapshot", "open:snapshot"),
     ),
-    "Check first": (
-        Verb("check", "check:check", takes_command=True),
-        Verb("profile", "profile:app"),
-        Verb("prefetch", "check:prefetch", takes_command=True),
-    ),
+    "Check first": (Verb("check", "check:check", takes_command=True),),
     "After a run": (
         Verb("report", "report:report"),
         Verb("trace", "trace:trace"),
@@ -84,7 +80,6 @@ HEADINGS = {
         Verb("tiny", "make:tiny"),
     ),
 }
-RENAMED = {"warm": "prefetch"}  # verbs whose old name works in this release
 
 
 class VerbGroup(TyperGroup):

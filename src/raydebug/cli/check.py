@@ -1,12 +1,11 @@
-"""`raydebug check` and `prefetch`: find what would stop a training before it starts; read ahead what it will read."""
+"""`raydebug check`: find what would stop a training before it starts; `--prefetch`: read ahead what it will read."""
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from raydebug.check.target import Target
 
 ELSEWHERE = ["env", "data"]  # the stages that need neither the model nor the GPUs of the training
-PREFETCH_LIMIT_S = 3600.0  # 1 TB at 300 MB/s
+PREFETCH_BUDGET_S = 1200.0  # 1 TB at 300 MB/s within the limit of three budgets
 
 
 def check(
@@ -54,6 +53,14 @@ def check(
             " data. For CI.",
         ),
     ] = False,
+    prefetch: Annotated[
+        bool,
+        typer.Option(
+            "--prefetch",
+            help="Run no stage: read the model and the data into memory (the page cache), so that the start waits for"
+            " no disk. At most half of the free memory is used.",
+        ),
+    ] = False,
     as_json: Json = False,
     trainer: TrainerName = None,
     name: Name = "default",
@@ -67,6 +74,9 @@ def check(
     from raydebug.check.output import record
     from raydebug.check.stages import FAILED, Fixed, choose_stages, fix_until_done, run_stages
 
+    if prefetch:
+        _read_ahead(_subject(ctx, name, profile, purpose="to read ahead for"), as_json=as_json)
+        return
     chosen = choose_stages(stages or (ELSEWHERE if elsewhere else []))
     if elsewhere and (here := [stage.name for stage in chosen if stage.name not in ELSEWHERE]):
         raise UsageError(
@@ -75,8 +85,8 @@ def check(
             fix=f"raydebug check --elsewhere {' '.join(ELSEWHERE)} -- COMMAND",
             code="check.elsewhere",
         )
-    target = _subject(ctx, name, profile, needs_command=any(stage.needs_command for stage in chosen))
-    target = replace(target, elsewhere=elsewhere)
+    purpose = "to check" if any(stage.needs_command for stage in chosen) else ""
+    target = replace(_subject(ctx, name, profile, purpose), elsewhere=elsewhere)
 
     on_stage, on_outcome = _narration(as_json=as_json)
 
@@ -115,10 +125,9 @@ def _narration(*, as_json: bool) -> tuple[Callable[[Stage], None], Callable[[Out
     return begin, end
 
 
-def _subject(ctx: typer.Context, name: str, profile: str | None, *, needs_command: bool) -> Target:
+def _subject(ctx: typer.Context, name: str, profile: str | None, purpose: str) -> Target:
     from raydebug.check.target import find_target
 
-    purpose = "to check" if needs_command else ""
     command = command_of(ctx, purpose, or_else="; `raydebug check env` needs none")
     if profile is not None:
         from raydebug.profile.load import load_profile
@@ -139,74 +148,33 @@ def _write(path: Path, text: str) -> None:
         ) from failure
 
 
-def prefetch(
-    ctx: typer.Context,
-    profile: Annotated[
-        str | None, typer.Option(help="As this profile runs the command: debug.", metavar="PROFILE")
-    ] = None,
-    name: Name = "default",
-    as_json: Json = False,
-) -> None:
-    """Read a training command's model and data into memory (the page cache), so that its start waits for no disk.
+def _read_ahead(target: Target, *, as_json: bool) -> None:
+    """Read what the command will read into the page cache of its machine, and say what was read."""
+    from raydebug.check.config import refused
+    from raydebug.check.target import NoAnswer, run_probe
 
-    At most half of the free memory is used, and files in memory are not read again. Put the command after `--`.
-
-    Example: raydebug prefetch -- python -m verl.trainer.main_ppo data.train_files=train.parquet
-    """
-    from raydebug.check.target import find_target
-
-    command = command_of(ctx, "to read ahead for")
-    target = find_target(command, Path.cwd(), name, profile)
-    request = json.dumps(target.as_request())
-    with render.waiting("reading what the command will read"):
-        printed = target.runner.run_python(
-            ["-m", "raydebug.prefetch", request], target.folder, environ=target.environ, timeout_s=PREFETCH_LIMIT_S
-        )
-    document = _prefetched(printed)
+    try:
+        with render.waiting("reading what the command will read"):
+            facts = run_probe(target, "prefetch", budget_s=PREFETCH_BUDGET_S, **target.as_request())
+        for finding in refused(target, facts):
+            raise NoAnswer(finding)
+    except NoAnswer as failure:
+        finding = failure.finding
+        raise UsageError(finding.what, cause=finding.why, fix=finding.fix, code=finding.code) from failure
+    files, seconds = facts["files"], facts["seconds"]
     if as_json:
-        render.out_json({"version": 1, **document})
+        render.out_json({"version": 1, "files": files, "seconds": seconds})
         return
-    _show_prefetched(document)
-
-
-def _prefetched(printed: str) -> dict[str, Any]:
-    from raydebug.prefetch import MARK
-
-    lines = [line for line in printed.splitlines() if line.startswith(MARK)]
-    document: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
-    if "refused" in document:
-        raise UsageError(
-            "the command is not understood",
-            cause=str(document["refused"]).splitlines()[0],
-            fix="raydebug check data -- COMMAND... says more",
-            code="prefetch.refused",
-        )
-    return document
-
-
-def _show_prefetched(document: dict[str, Any]) -> None:
-    rows = []
-    for one in document["files"]:
-        missing = one["size_bytes"] - one["there_bytes"]
-        state = "was there" if missing <= 0 else "read" if one["read_bytes"] else "left out: no room"
-        rows.append([render.visible(one["path"], keep=""), _size(one["size_bytes"]), state])
-    if rows:
-        render.table(None, ["file", "size", "state"], rows)
-    read = sum(one["read_bytes"] for one in document["files"])
-    seconds = document["seconds"]
+    rows = [
+        [render.visible(file["path"], keep=""), _size(file["size_bytes"]), "read" if file["read_bytes"] else "no room"]
+        for file in files
+    ]
     if not rows:
         render.say("the command names no file that is here")
-    elif read:
-        rate = f", {read / seconds / 1e6:.0f} MB/s" if seconds > 0.01 else ""
-        render.out(f"read {_size(read)} in {seconds:.1f} s{rate}: the start saves as much")
-    elif any(file["there_bytes"] < file["size_bytes"] for file in document["files"]):
-        render.out("nothing was read: no room in half of the free memory")
-    else:
-        render.out("all of it was in memory already")
-    for cache in document["caches"]:
-        render.out(
-            f"{cache['name']:<14} {_size(cache['bytes']) if cache['exists'] else 'none yet':>9}  {cache['folder']}"
-        )
+        return
+    render.table(None, ["file", "size", "state"], rows)
+    total = sum(file["read_bytes"] for file in files)
+    render.out(f"read {_size(total)} in {seconds:.1f} s, {total / max(seconds, 1e-3) / 1e6:.0f} MB/s")
 
 
 def _size(count: float) -> str:

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from raydebug import render
 from raydebug.errors import UsageError
 
 _COMMAND = "raydebug.command"
@@ -68,11 +67,6 @@ TrainerName = Annotated[
         help="What the program is, where neither its name, its arguments nor its config tell: verl, openrlhf or slime.",
     ),
 ]
-
-
-def say_renamed(old: str, new: str) -> None:
-    """Print one line that names the new spelling of a verb or an option."""
-    render.say(f"note: `raydebug {old}` is now `raydebug {new}`; the old spelling works in this release only")
 
 
 def tiny_kinds(model: str | None, data: str | None) -> list[str]:

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from raydebug import render
-from raydebug.cli.options import GPUS_HELP, Debugger, Name, TinyData, TinyModel, TrainerName, command_of, tiny_kinds
+from raydebug.cli.options import (
+    GPUS_HELP,
+    Debugger,
+    Name,
+    TinyData,
+    TinyModel,
+    TrainerName,
+    command_of,
+    tiny_kinds,
+)
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol.secrets import without_secret_arguments
 
@@ -22,6 +31,10 @@ if TYPE_CHECKING:
 
 TRY_PROFILE = "debug"
 _Gpus = Annotated[int | None, typer.Option(help=GPUS_HELP, min=0, metavar="N")]
+_DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Run nothing: show the command that would run, and why each setting changes."),
+]
 
 
 def run(
@@ -30,7 +43,7 @@ def run(
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(help="Apply a profile to a training command, such as debug: `profile list`.", metavar="PROFILE"),
+        typer.Option(help="Apply a profile to a training command, such as debug.", metavar="PROFILE"),
     ] = None,
     model: TinyModel = None,
     data: TinyData = None,
@@ -128,6 +141,12 @@ def run(
             metavar="RUN",
         ),
     ] = None,
+    dry_run: _DryRun = False,
+    verl: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="With --dry-run: take verl for this version, such as 0.7.1."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON document on stdout.")] = False,
     trainer: TrainerName = None,
     name: Name = "default",
 ) -> None:
@@ -138,7 +157,7 @@ def run(
       raydebug run --break 'my.reward:compute_score,rank=0,once' -- python train.py
       raydebug run --again last
     """
-    from raydebug.cli.launch import launch
+    from raydebug.cli.launch import find_command, launch
     from raydebug.cli.run_plan import RunOptions
 
     options = RunOptions(
@@ -160,6 +179,17 @@ def run(
         gpus=gpus,
         upload=upload,
     )
+    if dry_run:
+        from raydebug.cli.dry_run import show_command
+
+        raise typer.Exit(show_command(find_command(options, again), version=verl, as_json=as_json))
+    if verl is not None or as_json:
+        raise UsageError(
+            "--verl and --json are for --dry-run",
+            cause="a run takes the verl that is there, and prints what its job prints",
+            fix="leave them out, or add --dry-run",
+            code="run.no-dry-run",
+        )
     raise typer.Exit(launch(options, again))
 
 
@@ -184,6 +214,7 @@ def try_(
     data: TinyData = None,
     debugger: Debugger = None,
     gpus: _Gpus = None,
+    dry_run: _DryRun = False,
     trainer: TrainerName = None,
     name: Name = "default",
 ) -> None:
@@ -199,15 +230,18 @@ def try_(
     tiny = tiny_kinds(model, data)
     if debugger is None and sys.stdin.isatty():
         debugger = "post-mortem"
+    options = RunOptions(command=command, name=name, profile=TRY_PROFILE, tiny=tiny, debugger=debugger, gpus=gpus)
+    if dry_run:
+        from raydebug.cli.dry_run import show_command
+
+        raise typer.Exit(show_command(options))
     target = _find_subject(command, name)
     outcomes = _check(target, tiny)
     seconds = 0.0
     code = None
     if all(outcome.status != "failed" for outcome in outcomes):
         started = time.monotonic()
-        code = launch(
-            RunOptions(command=command, name=name, profile=TRY_PROFILE, tiny=tiny, debugger=debugger, gpus=gpus)
-        )
+        code = launch(options)
         seconds = time.monotonic() - started
     tried = Tried(
         command=shlex.join(without_secret_arguments(command)),

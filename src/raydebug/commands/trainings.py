@@ -1,6 +1,6 @@
 """Find the training commands that a command runs, itself or by a shell script, without running anything.
 
-`check` and `profile show` need it; `run` uses what it finds, and runs without.
+`check` and `run --dry-run` need it; `run` uses what it finds, and runs without.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Apply a profile to one whole command: in the driver of a job, for the checks, and for `profile show`.
+"""Apply a profile to one whole command: in the driver of a job, for the checks, and for `run --dry-run`.
 
 `python -m raydebug.profile.apply_profile REQUEST` prints JSON: for a container or another Python.
 """
@@ -42,7 +42,7 @@ class AppliedProfile:
     builds: list[Build]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the document of `profile show --json`."""
+        """Return the document of `run --dry-run --json`."""
         return {
             "trainer": self.program.module,
             self.program.trainer.name: self.installed.version,
@@ -174,7 +174,7 @@ def no_training(argv: Sequence[str], others: Sequence[str]) -> RaydebugError:
     return UsageError(
         f"'{' '.join(argv)[:120]}' is not a training command that raydebug knows",
         cause=f"those are python or torchrun with -m {modules_known()}",
-        fix=f"raydebug profile show debug -- {TRAINERS[0].example} ...",
+        fix=f"raydebug run --profile debug --dry-run -- {TRAINERS[0].example} ...",
         code="profile.no-training",
     )
 
@@ -186,6 +186,7 @@ def explain(
     environ: Mapping[str, str],
     folder: Path,
     tiny: Sequence[str] = (),
+    rollouts: str = "",
     version: str | None = None,
     elsewhere: Runner | None = None,
 ) -> list[dict[str, Any]]:
@@ -193,8 +194,8 @@ def explain(
 
     One to which the profile cannot be applied has `refused` instead, an error as JSON.
 
-    Arguments are those of `apply_profile`; `elsewhere` is the runner of a cluster that has another Python, or other
-    files, than this process.
+    Arguments are those of `apply_profile`; `rollouts` is `Rollouts.as_variable`, `elsewhere` is the runner of a
+    cluster that has another Python, or other files, than this process.
 
     Raises:
         RaydebugError: it runs no known training, its script cannot be read, or the profile can be applied to none.
@@ -213,28 +214,28 @@ def explain(
         try:
             if elsewhere is None:
                 document = apply_profile(
-                    **asked, environ=training.environ, folder=training.folder, search=[*search, *sys.path]
+                    **asked,
+                    environ=training.environ,
+                    folder=training.folder,
+                    search=[*search, *sys.path],
+                    rollouts=Rollouts.of_variable(rollouts),
                 ).as_json()
             else:
                 deciding = {name: training.environ[name] for name in _DECIDING if name in training.environ}
                 trainer = environ.get(variables.TRAINER)
-                document = _ask(
-                    elsewhere, training.folder, **asked, environ=deciding, search=search, trainer=trainer
-                )  # fmt: skip
+                asked |= {"environ": deciding, "search": search, "trainer": trainer, "rollouts": rollouts}
+                document = _ask(elsewhere, training.folder, asked)
         except RaydebugError as failure:
             refused.append(failure)
-            document = {"trainer": training.program.module, "notes": [], "argv": training.argv, **_refusal(failure)}
+            refusal = failure.as_json()["error"]
+            document = {"trainer": training.program.module, "notes": [], "argv": training.argv, "refused": refusal}
         documents.append({**document, "notes": [*document["notes"], *training.notes]})
     if len(refused) == len(documents):
         raise refused[0]
     return documents
 
 
-def _refusal(failure: RaydebugError) -> dict[str, Any]:
-    return {"refused": failure.as_json()["error"]}
-
-
-def _ask(runner: Runner, folder: Path, **request: object) -> dict[str, Any]:
+def _ask(runner: Runner, folder: Path, request: Mapping[str, Any]) -> dict[str, Any]:
     """Apply a profile in the Python of a runner, by `main`, and return the document."""
     printed = runner.run_python(["-m", "raydebug.profile.apply_profile", json.dumps(request)], folder)
     answer: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
@@ -244,14 +245,14 @@ def _ask(runner: Runner, folder: Path, **request: object) -> dict[str, Any]:
 
 
 def main(request: str) -> int:
-    """Answer one request of `profile show` with JSON."""
+    """Answer one request of `run --dry-run` with JSON."""
     asked = json.loads(request)
     if trainer := asked.pop("trainer", None):
         os.environ[variables.TRAINER] = trainer
-    folder = Path.cwd()
     search = [*asked.pop("search"), *sys.path]
+    rollouts = Rollouts.of_variable(asked.pop("rollouts"))
     try:
-        answer = apply_profile(**asked, folder=folder, search=search).as_json()
+        answer = apply_profile(**asked, folder=Path.cwd(), search=search, rollouts=rollouts).as_json()
     except RaydebugError as failure:
         answer = {**failure.as_json(), "exit_code": failure.exit_code}
     sys.stdout.write(json.dumps(answer) + "\n")

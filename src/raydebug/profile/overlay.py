@@ -154,7 +154,7 @@ def _check_spelling(command: Arguments, program: Program, installed: Installed) 
 
 
 def _unknown_version(profile: Profile, program: Program, installed: Installed) -> RaydebugError:
-    again = f"raydebug profile show --verl {known_versions(program.name).rpartition(' ')[2]} ..."
+    again = f"raydebug run --dry-run --verl {known_versions(program.name).rpartition(' ')[2]} ..."
     if installed.version is None and installed.values is None:
         cause = f"{installed.unread}, and its version is not known"
         fix = f"run it where {program.trainer.name} is installed, or name the version: {again}"
@@ -178,6 +178,6 @@ def _not_for(profile: Profile, program: Program) -> RaydebugError:
     return UsageError(
         f"the profile '{profile.name}' is not for {program.module}",
         cause=f"{profile.summary}: that is for {', '.join(profile.trainers)}, and this is {program.name}",
-        fix="raydebug profile list says what each profile makes of a run; `debug` is for all of these programs",
+        fix="docs/15-profiles.md says what each profile makes of a run; `debug` is for all of these programs",
         code="profile.not-for",
     )

@@ -1,6 +1,6 @@
 """Which names and texts hold secrets: their values reach no log, no command line, no snapshot and no file of ours.
 
-It sees names and forms, not meaning: docs/03-profiles-and-checks.md says which secrets it cannot see.
+It sees names and forms, not meaning: docs/03-checks.md says which secrets it cannot see.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The overrides of a command, and verl's version and config from its files: no import of verl, and no Hydra.
 
-The config is read with PyYAML alone: this runs at the start of a driver and for `raydebug profile show`, where Hydra
+The config is read with PyYAML alone: this runs at the start of a driver and for `raydebug run --dry-run`, where Hydra
 may not be installed and would cost 0.3 s. It understands what verl's configs use: a `defaults` list with groups,
 packages, relative and absolute groups, `optional`, `${...}` of another group's choice, `_self_`, and a search path.
 Anything else is NotComposed: the config then counts as unread. Source: Hydra 1.3, "The Defaults List" and "Packages".

@@ -1,4 +1,4 @@
-"""`raydebug profile`: what a profile would make of a command, as a person and as a program reads it."""
+"""`raydebug run --dry-run`: what a profile would make of a command, as a person and as a program reads it."""
 
 from __future__ import annotations
 
@@ -32,18 +32,23 @@ GRPO = [
 
 def raydebug(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), **variables}
-    return runs.raydebug("profile", *arguments, env=environment, cwd=folder)
+    return runs.raydebug(*arguments, env=environment, cwd=folder)
+
+
+def dry_run(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Show what a profile, the first of the arguments, makes of a command."""
+    return raydebug("run", "--dry-run", "--profile", *arguments, folder=folder, **variables)
 
 
 def show(*arguments: str, folder: Path, profile: str = "debug", **variables: str) -> dict[str, Any]:
-    done = raydebug("show", profile, "--json", *arguments, folder=folder, **variables)
+    done = dry_run(profile, "--json", *arguments, folder=folder, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 
 
 def refused(*arguments: str, folder: Path) -> list[str]:
-    done = raydebug("show", *arguments, folder=folder)
+    done = dry_run(*arguments, folder=folder)
     assert done.returncode == 2, done.stdout
     lines = done.stderr.splitlines()[-3:]
     assert [line.partition(": ")[0] for line in lines] == ["error", "cause", "fix"]
@@ -52,15 +57,6 @@ def refused(*arguments: str, folder: Path) -> list[str]:
 
 def by_key(document: dict[str, Any]) -> dict[str, tuple[str, str | None]]:
     return {change["key"]: (change["old"], change["new"]) for change in document["changes"]}
-
-
-def test_profiles_are_listed(tmp_path: Path) -> None:
-    """`list` has every profile with one line about it, as a table and as JSON."""
-    done = raydebug("list", folder=tmp_path)
-    for name in ("debug", "fast-load", "rollout-only", "train-only", "full"):
-        assert f" {name} " in done.stdout
-    listed = json.loads(raydebug("list", "--json", folder=tmp_path).stdout)
-    assert (listed["version"], len(listed["profiles"])) == (1, 5)
 
 
 def test_a_grpo_training(tmp_path: Path) -> None:
@@ -84,7 +80,17 @@ def test_for_people(tmp_path: Path) -> None:
     """Without --json there is a table of old -> new with the reason, and a command that can be typed."""
     make_fork(tmp_path, like="0.4.0", version="0.4.0", without=("actor_rollout_ref.rollout.max_num_seqs",))
     done = raydebug(
-        "show", "debug", "--", "python3", "-m", "verl.trainer.main_ppo", "a.b='c d'", *GRPO, folder=tmp_path
+        "run",
+        "--dry-run",
+        "--profile",
+        "debug",
+        "--",
+        "python3",
+        "-m",
+        "verl.trainer.main_ppo",
+        "a.b='c d'",
+        *GRPO,
+        folder=tmp_path,
     )
     assert "debug over verl.trainer.main_ppo of verl 0.4.0: " in done.stderr
     assert "20 -> -1" in done.stdout
@@ -142,11 +148,11 @@ def test_the_last_of_several_is_the_document(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(
         "torchrun -m verl.trainer.sft_trainer\npython3 -m verl.trainer.main_ppo trainer.save_freq=3\n"
     )
-    done = raydebug("show", "debug", "--verl", "0.9", "--json", "--", "sh", "run.sh", folder=tmp_path)
+    done = dry_run("debug", "--verl", "0.9", "--json", "--", "sh", "run.sh", folder=tmp_path)
     document = json.loads(done.stdout)
     assert document["trainer"] == "verl.trainer.main_ppo"
     assert [one["trainer"] for one in document["trainings"]] == ["verl.trainer.sft_trainer", "verl.trainer.main_ppo"]
-    both = raydebug("show", "debug", "--verl", "0.9", "--", "sh", "run.sh", folder=tmp_path).stderr
+    both = dry_run("debug", "--verl", "0.9", "--", "sh", "run.sh", folder=tmp_path).stderr
     assert "debug over verl.trainer.sft_trainer" in both
     assert "debug over verl.trainer.main_ppo" in both
 
@@ -165,7 +171,7 @@ def test_a_command_that_is_no_training(command: list[str], tmp_path: Path) -> No
         return
     assert error == f"'{' '.join(command)}' is not a training command that raydebug knows"
     assert "python or torchrun with -m verl.trainer.NAME" in cause
-    assert fix.startswith("raydebug profile show debug -- python -m verl.trainer.main_ppo")
+    assert fix.startswith("raydebug run --profile debug --dry-run -- python -m verl.trainer.main_ppo")
 
 
 def test_a_misspelled_override(tmp_path: Path) -> None:
@@ -198,7 +204,7 @@ def test_other_refusals(arguments: list[str], error: str, tmp_path: Path) -> Non
 
 def test_an_error_as_json(tmp_path: Path) -> None:
     """With --json an error is one JSON document on stdout."""
-    done = raydebug("show", "debug", "--json", "--", "python", "x.py", folder=tmp_path)
+    done = dry_run("debug", "--json", "--", "python", "x.py", folder=tmp_path)
     assert json.loads(done.stdout)["error"]["code"] == "profile.no-training"
     assert (done.returncode, done.stderr) == (2, "")
 
@@ -274,11 +280,12 @@ def test_a_model_in_the_hub_s_cache(tmp_path: Path) -> None:
 
 
 def test_another_place_answers_the_same(tmp_path: Path) -> None:
-    """A cluster's own Python gives `show` the same answers as this Python, errors too."""
+    """A cluster's own Python gives the same answers as this Python, errors too."""
     make_fork(tmp_path, version="0.9.1")
     command = ["python3", "-m", "verl.trainer.main_ppo", *GRPO]
     here = show("--", *command, folder=tmp_path)
     request = {"argv": command, "profile": "debug", "tiny": [], "version": None, "environ": {}, "search": [""]}
+    request |= {"rollouts": ""}
 
     def answer(**changed: Any) -> dict[str, Any]:
         done = subprocess.run(
@@ -298,10 +305,36 @@ def test_one_that_is_refused_hides_no_other(tmp_path: Path) -> None:
     make_fork(tmp_path, version="0.9.1")
     main = "python3 -m verl.trainer.main_ppo"
     (tmp_path / "run.sh").write_text(f"{main} data.train_batchsize=4\n{main} data.train_batch_size=4\n")
-    done = raydebug("show", "debug", "--", "sh", "run.sh", folder=tmp_path)
+    done = dry_run("debug", "--", "sh", "run.sh", folder=tmp_path)
     assert done.returncode == 2
     assert "debug over verl.trainer.main_ppo" in done.stderr
     assert "refused: verl.trainer.main_ppo has no setting 'data.train_batchsize'" in done.stderr
-    document = json.loads(raydebug("show", "debug", "--json", "--", "sh", "run.sh", folder=tmp_path).stdout)
+    document = json.loads(dry_run("debug", "--json", "--", "sh", "run.sh", folder=tmp_path).stdout)
     assert ["refused" in one for one in document["trainings"]] == [True, False]
     assert document["trainer"] == "verl.trainer.main_ppo"
+
+
+def test_a_command_without_a_profile(tmp_path: Path) -> None:
+    """Without a profile the command runs as it is; --verl and --json are for --dry-run alone; `try` shows `debug`."""
+    done = raydebug("run", "--dry-run", "--", "python", "x.py", "a b", folder=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        "python x.py 'a b'\n",
+        "no profile: the command runs as it is\n",
+    )
+    done = raydebug("run", "--dry-run", "--json", "--", "python", "x.py", folder=tmp_path)
+    assert (json.loads(done.stdout)["changes"], json.loads(done.stdout)["argv"]) == ([], ["python", "x.py"])
+    done = raydebug("run", "--json", "--", "python", "x.py", folder=tmp_path)
+    assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (2, "run.no-dry-run")
+    make_fork(tmp_path, version="0.9.1")
+    done = raydebug("try", "--dry-run", "--", "python3", "-m", "verl.trainer.main_ppo", *GRPO, folder=tmp_path)
+    assert (done.returncode, "debug over verl.trainer.main_ppo of verl 0.9.1" in done.stderr) == (0, True)
+
+
+def test_rollouts_of_a_dry_run(tmp_path: Path) -> None:
+    """What --record changes is shown too."""
+    make_fork(tmp_path, version="0.9.1")
+    training = ["python3", "-m", "verl.trainer.main_ppo", *GRPO]
+    done = raydebug("run", "--dry-run", "--record", "kept", "--json", "--", *training, folder=tmp_path)
+    assert str(tmp_path / "kept") in {change["new"] for change in json.loads(done.stdout)["changes"]}, done.stderr
+    assert not (tmp_path / "kept").exists()
