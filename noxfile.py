@@ -44,7 +44,6 @@ PYTHON_TESTS = (
     "tests/unit/test_children.py",
     "tests/unit/test_breaks_from_outside.py",
     "tests/unit/test_control.py",
-    "tests/unit/test_earlier.py",
     "tests/unit/test_questions.py",
     "tests/unit/test_stacks.py",
     "tests/unit/test_versions.py",

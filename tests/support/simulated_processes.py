@@ -54,7 +54,7 @@ for number in range(count + pauses):
     is_pause = number >= count
     s = dial_in.proven_connection(messages.PAUSE if is_pause else messages.CONTROL, timeout_s=30)
     if not is_pause:
-        s.sendall(event(messages.KNOWN, {"breaks": [], "set": [], "by_id": True}))
+        s.sendall(event(messages.KNOWN, {"breaks": [], "set": []}))
     chosen.register(s, selectors.EVENT_READ, (wire.Decoder(), number))
 print("ready", flush=True)
 told = set()

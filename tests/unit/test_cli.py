@@ -40,17 +40,6 @@ def test_help(verb):
     assert "\\b" not in done.stdout  # how click is told to keep lines: a control character, not a backslash
 
 
-def test_an_old_variable_works(tmp_path):
-    """A variable's old name is accepted with one line that says the new one."""
-    (tmp_path / "token").write_text("a" * 64)
-    around = {"RAYDEBUG_DASHBOARD": "http://127.0.0.1:1", "RAYDEBUG_TOKEN_PATH": str(tmp_path / "token")}
-    done = raydebug("paused", **around, RAYDEBUG_DOOR="127.0.0.1:1")
-    note = "note: RAYDEBUG_DOOR is now RAYDEBUG_GATEWAY_CLIENTS; the old spelling works in this release only"
-    assert done.stderr.splitlines()[0] == note
-    assert "http://127.0.0.1:1/" in done.stderr, "the gateway at the given address is asked"
-    assert "note:" not in raydebug("paused", **around, RAYDEBUG_GATEWAY_CLIENTS="127.0.0.1:1").stderr
-
-
 def interface(name: str, command: Any) -> str:
     """Return a verb with its arguments and options on one line, those that help does not show in brackets."""
     words = [name.removeprefix("raydebug ")]

@@ -250,9 +250,9 @@ async def test_known_breakpoints_are_taken_once():
     """A process can send what it knows once: more of it is neither kept nor answered."""
     control, channel = Control(), ControlChannel({"pid": 4}, Wire())
     for number in range(3):
-        known = {"breaks": [{"id": f"x{number}", "where": "a.py:1"}], "by_id": number == 0}
+        known = {"breaks": [{"id": f"x{number}", "where": "a.py:1"}]}
         control._take(channel, {"event": "known", "body": known})
-    assert ([*channel.reports], channel.is_earlier) == (["x0"], False)
+    assert [*channel.reports] == ["x0"]
 
 
 async def test_spans_of_a_process_that_answers_late():

@@ -75,7 +75,7 @@ def test_a_verb_loads_few_modules(line: str, tmp_path: Path) -> None:
     program += " print(sum(name.startswith('raydebug') for name in sys.modules))); main()"
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "RAYDEBUG_TOKEN_PATH": str(tmp_path / "token")}
     if line in ("paused", "attach", "stacks"):  # a cluster whose gateway does not answer
-        environment |= {"RAYDEBUG_DASHBOARD": "http://127.0.0.1:9", "RAYDEBUG_DOOR": "127.0.0.1:9"}
+        environment |= {"RAYDEBUG_DASHBOARD": "http://127.0.0.1:9", "RAYDEBUG_GATEWAY_CLIENTS": "127.0.0.1:9"}
     done = subprocess.run(
         [sys.executable, "-P", "-c", program, *line.split()],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60,

@@ -30,14 +30,13 @@ OTHER: list[StackFrame] = [{"file": "/job/reward.py", "line": 7, "function": "wa
 class Simulated:
     """A process of a job with one thread in FRAMES, which counts what it is asked."""
 
-    older = False
     frames = FRAMES
 
     def __init__(self, pid: int) -> None:
         self.pid, self.asked = pid, list[str]()
         self._socket = dial_in.proven_connection(messages.CONTROL, timeout_s=10)
         self._socket.settimeout(None)
-        self.send(messages.KNOWN, {"breaks": [], "set": [], "by_id": True})
+        self.send(messages.KNOWN, {"breaks": [], "set": []})
         threading.Thread(target=self._serve, daemon=True).start()
 
     def send(self, name: str, body: dict[str, Any]) -> None:
@@ -54,19 +53,12 @@ class Simulated:
 
     def answer(self, asked: str, body: dict[str, Any]) -> dict[str, Any]:
         if asked == "stacks":
-            use_digest = body.get("digests") and not self.older
-            frames = {"digest": digest_of(self.frames)} if use_digest else {"frames": self.frames}
+            frames = {"digest": digest_of(self.frames)} if body.get("digests") else {"frames": self.frames}
             return {"pid": self.pid, "threads": [{"name": "MainThread", **frames, "cpu_s": float(self.pid)}]}
         return {"pid": self.pid} if asked == "describe" else self.frames_for(body["digests"])
 
     def frames_for(self, digests: list[str]) -> dict[str, Any]:
         return {"known": [{"digest": digest, "frames": self.frames} for digest in digests]}
-
-
-class Older(Simulated):
-    """A worker of an earlier raydebug, which knows no digests."""
-
-    older = True
 
 
 class Liar(Simulated):
@@ -136,13 +128,6 @@ def test_a_debugger_of_others_gets_whole_stacks(gateway: GatewayUnderTest, start
     listed = {one["pid"]: one for one in document["processes"]}
     assert [listed[one.pid]["threads"] for one in processes] == [thread_of(one.pid, FRAMES) for one in processes]
     assert [listed[one.pid]["pauses"] for one in processes] == [[], []]
-
-
-def test_workers_of_an_earlier_raydebug(gateway: GatewayUnderTest, start: Start) -> None:
-    """A process that sends its frames at once is listed like the others, and is not asked for them again."""
-    processes = start(Older, Older, Simulated)
-    assert taken(gateway) == [("answered", thread_of(one.pid, FRAMES)) for one in processes]
-    assert not any("frames" in one.asked for one in processes)
 
 
 def test_frames_that_are_not_those_of_the_digest(gateway: GatewayUnderTest, start: Start) -> None:

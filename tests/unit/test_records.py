@@ -161,7 +161,7 @@ def test_f58_hostile_control_messages(gateway):
     async def send() -> None:
         process = HostileProcess(gateway, "control", {"pid": 7, "instance": "hostile"})
         assert await process.dial() == "welcome"
-        process.send("known", {"breaks": [{**own, "id": "b" + "9" * 500}], "set": [], "by_id": True})
+        process.send("known", {"breaks": [{**own, "id": "b" + "9" * 500}], "set": []})
         for event, body in messages:
             process.send(event, body)
         process.writer.write(wire.encode({"type": "response", "request_seq": [1], "body": 5}))

@@ -41,10 +41,9 @@ def test_the_only_one(services):
     assert (found.token, found.project) == ("a" * 64, "/home/me/project")
 
 
-@pytest.mark.parametrize("gateway", ["RAYDEBUG_GATEWAY_CLIENTS", "RAYDEBUG_DOOR"])  # the second is an older image's
-def test_addresses_in_the_hosts_own_network(services, gateway):
+def test_addresses_in_the_hosts_own_network(services):
     """Where nothing is published the containers share the host's network: their own addresses hold."""
-    environ = {"RAYDEBUG_DASHBOARD": "http://127.0.0.1:8265", gateway: "127.0.0.1:5678"}
+    environ = {"RAYDEBUG_DASHBOARD": "http://127.0.0.1:8265", "RAYDEBUG_GATEWAY_CLIENTS": "127.0.0.1:5678"}
     services = [replace(one, published={}, environ=environ) for one in services]
     found = find.pick_by_labels("raydebug", services, recorded=set())
     assert found is not None

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import errno
 import itertools
-import os
 import sys
 
 from raydebug import render
 from raydebug.errors import Exit, RaydebugError, UsageError
-from raydebug.protocol.variables import RENAMED
 
 
 def main() -> None:
     """Run `raydebug` and exit; every failure that a user can act on becomes three lines."""
     render.take_streams()
-    for old in RENAMED.keys() & os.environ.keys():
-        render.say(f"note: {old} is now {RENAMED[old]}; the old spelling works in this release only")
-        os.environ.setdefault(RENAMED[old], os.environ.pop(old))
     try:
         sys.exit(_run(sys.argv[1:]))
     except render.OutputLost as lost:

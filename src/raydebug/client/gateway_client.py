@@ -314,8 +314,6 @@ def add_break(cluster: Cluster, spec: BreakpointSpec, *, job: str | None = None)
 def fetch_breaks(cluster: Cluster) -> list[ListedBreakpoint]:
     """Return every breakpoint that was set from outside, with its state in each process."""
     breaks: list[ListedBreakpoint] = request(cluster, "GET", "/breaks")["breaks"]
-    for process in (process for listed in breaks for process in listed["processes"]):  # earlier.py
-        process["state"] = messages.SENT if process["state"] == messages.TOLD else process["state"]
     return breaks
 
 

@@ -165,10 +165,10 @@ def _by_hand(project: str, services: dict[str, Service]) -> Cluster:
             code="auth.no-token",
         )
     # In the host's own network (docker-compose.rdma.yml) nothing is published: the addresses inside are the host's.
-    environ = {variables.RENAMED.get(variable, variable): value for variable, value in head.environ.items()}
     addresses = {
-        "dashboard": environ.get(variables.DASHBOARD, ""), "gateway": environ.get(variables.GATEWAY_CLIENTS, "")
-    }  # fmt: skip
+        "dashboard": head.environ.get(variables.DASHBOARD, ""),
+        "gateway": head.environ.get(variables.GATEWAY_CLIENTS, ""),
+    }
     for part, (service, port) in PORTS.items():
         published = services[service].published.get(port) if service in services else None
         if published is not None:

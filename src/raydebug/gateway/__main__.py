@@ -147,7 +147,7 @@ class Gateway:
                 await self.snapshots.receive(about, reader, writer)
             elif purpose == messages.PAUSE:
                 await self._hold_process(about, reader, writer)
-            else:  # earlier.py: the texts of faulthandler's timer, in 0.1
+            else:
                 writer.close()
         except (OSError, TimeoutError, RequestFailed, ConnectionLost, ValueError) as error:  # also BadRecord, WireError
             log.warning("dial-in from %s refused: %s", peer, str(error) or type(error).__name__)

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-from raydebug.protocol import earlier, messages, records, wire
+from raydebug.protocol import messages, records, wire
 from raydebug.protocol.death import Birth, LastWords
 from raydebug.protocol.listings import BreakpointState, ListedProcess
 from raydebug.protocol.questions import DESCRIBE, SPANS, Answer, Body, Nothing, Question
@@ -55,6 +55,10 @@ class _Asked:
     sent_ns: int  # of CLOCK_MONOTONIC
     is_given_up: bool = False
 
+    def settle(self, answer: Any) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
 
 class ControlChannel:
     """The control channel of one process.
@@ -72,7 +76,6 @@ class ControlChannel:
         self.birth: Birth = {}
         self.words: LastWords = {}
         self.dump = b""  # what faulthandler wrote
-        self.is_earlier = False  # earlier.py: a worker of 0.1
         self._peer = (writer.get_extra_info("peername") or ("",))[0]
         self._writer = writer
         self._seq = itertools.count(1)
@@ -103,8 +106,6 @@ class ControlChannel:
         """
         if self._writer.is_closing():
             return NoAnswer(messages.ENDED)
-        if self.is_earlier and question.name not in earlier.ASKED:
-            return NoAnswer(messages.UNKNOWN)
         asked = self._given_up(question, cast(Message, body)) or self._send(question, cast(Message, body))
         asked.is_given_up = False
         try:
@@ -125,8 +126,7 @@ class ControlChannel:
         number = next(self._seq)
         future = asyncio.get_running_loop().create_future()
         self._asked[number] = asked = _Asked(question, body, future, time.monotonic_ns())
-        request = earlier.request if self.is_earlier else wire.request
-        self._writer.write(wire.encode(request(number, question.name, body)))
+        self._writer.write(wire.encode(wire.request(number, question.name, body)))
         return asked
 
     def tell(self, question: Question[Body, Any], body: Body) -> None:
@@ -143,22 +143,16 @@ class ControlChannel:
             BadRecord: it is not what the question's row says.
         """
         number, body = message.get("request_seq"), message.get("body")
-        if self.is_earlier:
-            numbers = [
-                seq for seq, one in self._asked.items() if earlier.answers(message, one.question.name, seq, one.body)
-            ]
-        else:
-            numbers = [number] if isinstance(number, int) and number in self._asked else []
-        if not numbers:
+        if not isinstance(number, int) or number not in self._asked:
             return None
-        found = [self._asked.pop(one) for one in numbers]
-        question, cause = found[0].question, str(message.get("message"))[:MAX_CAUSE]
+        asked = self._asked.pop(number)
+        question, cause = asked.question, str(message.get("message"))[:MAX_CAUSE]
         answer: Any = NoAnswer(messages.UNKNOWN) if cause == messages.UNKNOWN else NoAnswer(messages.FAILED, cause)
         try:
             if message.get("success", True):
                 answer = records.read(body, question.answer, f"the answer to '{question.name}'")
                 if question == SPANS:
-                    answer |= {"sent_ns": found[0].sent_ns, "received_ns": time.monotonic_ns()}
+                    answer |= {"sent_ns": asked.sent_ns, "received_ns": time.monotonic_ns()}
                     answer["gateway_wall_ns"] = wall_ahead_ns()
                 if question == DESCRIBE:
                     self.about.update(answer)
@@ -169,20 +163,15 @@ class ControlChannel:
             answer = NoAnswer(messages.FAILED, str(error))
             raise
         finally:
-            self._settle(found, answer)
-        is_late = question == SPANS and isinstance(answer, dict) and all(one.is_given_up for one in found)
+            asked.settle(answer)
+        is_late = question == SPANS and isinstance(answer, dict) and asked.is_given_up
         return cast(SpansRecord, answer) if is_late else None
 
     def end(self) -> None:
         """Note that the process is gone."""
         self._writer.close()
-        self._settle([*self._asked.values()], NoAnswer(messages.ENDED))
-
-    @staticmethod
-    def _settle(asked: list[_Asked], answer: Any) -> None:
-        for one in asked:
-            if not one.answer.done():
-                one.answer.set_result(answer)
+        for asked in [*self._asked.values()]:
+            asked.settle(NoAnswer(messages.ENDED))
 
     async def update(self, fresh_s: float = 0.0) -> None:
         """Fetch a new description of the process, unless the last is fresh; `answers` says whether it came in time."""
@@ -199,7 +188,7 @@ class ControlChannel:
 
     def report(self, break_id: str) -> BreakpointState:
         """Return the state of a breakpoint in this process, as far as the process has reported it."""
-        report = self.reports.get(break_id, {"state": messages.TOLD, "message": ""})  # earlier.py
+        report = self.reports.get(break_id, {"state": messages.SENT, "message": ""})
         state, message = report.get("state", ""), report.get("message", "")
         return {"pid": self.about.get("pid"), "ip": self.about.get("ip"), "state": state, "message": message}
 

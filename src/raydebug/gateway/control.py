@@ -200,9 +200,6 @@ class Control:
         for channel, record in answers.items():
             channel.about.update(records.read(record, records.WorkRecord))
             for thread in record.get("threads", []):
-                if "frames" in thread:  # earlier.py: of a worker that knows no digests
-                    thread["digest"] = digest_of(thread["frames"])
-                    frames.setdefault(thread["digest"], thread.pop("frames"))
                 if len(known := holders.setdefault(thread.get("digest", ""), [])) < HOLDERS:
                     known.append(channel)
         for turn in range(HOLDERS):
@@ -278,7 +275,6 @@ class Control:
         if message.get("event") == messages.KNOWN:
             known = records.read(body, records.KnownBreakpoints, "the list of breakpoints")
             if channel not in self.channels:  # it is the first message, and comes once
-                channel.is_earlier = not known.get("by_id")
                 self._welcome(channel, known.get("breaks", []), set(known.get("set", ())))
         elif message.get("event") == messages.BREAK:
             report = records.read(body, BreakpointReport, "the report of a breakpoint")

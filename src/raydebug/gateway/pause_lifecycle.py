@@ -232,5 +232,5 @@ class Expiry:
             line: JobLine = {"threadId": pause.thread_id, "text": text, "at": at}
             session = pause.process.session
             await session.request(messages.SAY_REQUEST, {**line}, timeout_s=RESPONSE_TIMEOUT_S)
-        except (RequestFailed, ConnectionLost, TimeoutError) as error:  # a worker of 0.1 does not know the request
+        except (RequestFailed, ConnectionLost, TimeoutError) as error:
             log.warning("pause %s: '%s' was not written to the job's log: %.200s", pause.id, text, error)

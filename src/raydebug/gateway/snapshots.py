@@ -33,7 +33,7 @@ class Snapshots:
     def __init__(self) -> None:
         self._kept: OrderedDict[_Key, tuple[SnapshotSummary, bytes]] = OrderedDict()
         self._expected: dict[_Key, SnapshotSummary] = {}  # accepted, not received yet
-        self._requested: dict[_Key, asyncio.Future[None]] = {}  # of pauses; done when it is kept
+        self._requested = set[_Key]()  # of pauses
         self._bytes = 0
 
     def of_job(self, job: str) -> list[SnapshotSummary]:
@@ -99,8 +99,6 @@ class Snapshots:
         self._bytes += _size(*self._kept[key])
         while self._bytes > MAX_KEPT_BYTES:
             self._bytes -= _size(*self._kept.popitem(last=False)[1])
-        if key in self._requested and not self._requested[key].done():
-            self._requested[key].set_result(None)
         log.info("snapshot %s of job %s: %d bytes", key[1], key[0], len(file))
 
     async def save_pause(self, pause_id: str, board: Board, control: Control) -> SnapshotSummary:
@@ -119,17 +117,13 @@ class Snapshots:
             cause = "its process has no control channel: it is in no job of `raydebug run`, or has not imported ray"
             raise Refused("snapshot.no-channel", cause, "look at it with `raydebug attach`")
         key = (job, f"pause-{pause_id}-{secrets.token_hex(2)}")
-        kept = self._requested[key] = asyncio.get_running_loop().create_future()
-        question = channel.ask(SAVE_PAUSE, SavePauseBody(id=key[1], threadId=pause.thread_id), PAUSE_S)
-        asking = asyncio.ensure_future(question)
+        self._requested.add(key)
         try:
-            await asyncio.wait((asking, kept), return_when=asyncio.FIRST_COMPLETED)  # earlier.py: no answer
-            if key in self._kept:
-                return self._kept[key][0]
-            answer = await asking
+            answer = await channel.ask(SAVE_PAUSE, SavePauseBody(id=key[1], threadId=pause.thread_id), PAUSE_S)
         finally:
-            del self._requested[key]
-            asking.cancel()
+            self._requested.remove(key)
+        if key in self._kept:
+            return self._kept[key][0]
         if answer == NoAnswer(messages.SILENT):
             raise Refused("snapshot.no-answer", f"its process did not answer within {PAUSE_S:g} s", "try it again")
         why = answer.cause or answer.state if isinstance(answer, NoAnswer) else "the gateway has not received it"

@@ -47,8 +47,6 @@ SET, WAITING, FAILED = "set", "waiting", "failed"
 """States of a breakpoint in a process: compiled in, its file is not loaded yet, impossible."""
 SENT = "sent"
 """The gateway's own: sent to the process, which has not answered yet."""
-TOLD = "told"  # earlier.py
-"""SENT between gateway and client: the word that those of 0.1 wait for."""
 
 # Targets of `attach`, beside the number of a pause.
 PID, WORKER = "pid:", "worker:"

@@ -454,7 +454,6 @@ class KnownBreakpoints(TypedDict, total=False):
 
     breaks: list[BreakpointSpec]
     set: list[Name]
-    by_id: bool  # it answers questions by their ids (questions.py); earlier.py: false in 0.1
 
 
 class BreakpointReport(TypedDict, total=False):

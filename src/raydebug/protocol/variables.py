@@ -98,7 +98,6 @@ PREFORK_MODULES = "RAYDEBUG_PREFORK_MODULES"
 DASHBOARD, GATEWAY_CLIENTS = "RAYDEBUG_DASHBOARD", "RAYDEBUG_GATEWAY_CLIENTS"
 """Addresses of the dashboard, and of the gateway's port for clients: the cluster around a container's terminal."""
 
-RENAMED = {"RAYDEBUG_DOOR": GATEWAY_CLIENTS, "RAYDEBUG_WARM_MODULES": PREFORK_MODULES}
 """Variables whose old name works in this release."""
 
 RAY_DEBUG, RAY_DEBUG_POST_MORTEM = "RAY_DEBUG", "RAY_DEBUG_POST_MORTEM"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from raydebug import worker
-from raydebug.protocol import earlier, messages, wire
+from raydebug.protocol import messages, wire
 from raydebug.protocol.secrets import scrubbed
 from raydebug.protocol.wire import Message
 from raydebug.worker import dial_in, records
@@ -180,7 +180,7 @@ class _ControlChannel:
         self._decoder = wire.Decoder(max_body_bytes=MAX_BODY_BYTES)
         self._messages: list[Message] = []
         self.sending = threading.Lock()
-        known = {"breaks": registry.all_specs(), "set": sorted(runtime.loaded), "by_id": True}
+        known = {"breaks": registry.all_specs(), "set": sorted(runtime.loaded)}
         self.send(wire.event(next(_seq), messages.KNOWN, known))
 
     def introduce(self) -> None:
@@ -219,9 +219,8 @@ class _ControlChannel:
             name, body = message["command"], message["arguments"]
             answer: _Answer = functools.partial(self._respond, message)
         else:
-            event, body = str(message["event"]), message["body"]
-            name = earlier.QUESTION_OF.get(event, event)
-            answer = functools.partial(self._respond_earlier, name, body)
+            name, body = str(message["event"]), message["body"]
+            answer = functools.partial(_log_failure, name)
         if name not in ANSWERED_BY:
             answer(None, messages.UNKNOWN)
             return
@@ -245,21 +244,15 @@ class _ControlChannel:
             if found and asked["command"] == "spans":
                 sys.modules["raydebug.worker.span_ring"].count_lost(found)
 
-    def _respond_earlier(self, name: str, body: Message, found: Mapping[str, Any] | None, cause: str = "") -> None:
-        """Answer an event, if a gateway of 0.1 waits for that; log what fails and needs no answer."""
-        if found is None and name == "pause":
-            found = {"cause": cause}
-        if found is None:
-            if cause != messages.UNKNOWN:
-                worker.log(f"'{name}' of the gateway failed: {cause}")
-        elif (event := earlier.answer(next(_seq), name, body, dict(found))) is not None:
-            with contextlib.suppress(OSError):
-                self.send(event)
-
     def send(self, message: Message) -> None:
         """Send a message; any thread may."""
         with self.sending:
             self.socket.sendall(wire.encode(message))
+
+
+def _log_failure(name: str, _answer: Mapping[str, Any] | None, cause: str = "") -> None:
+    if cause not in ("", messages.UNKNOWN):
+        worker.log(f"'{name}' of the gateway failed: {cause}")
 
 
 @functools.cache

@@ -185,19 +185,12 @@ def _guard(refuse: Callable[[str], None]) -> Iterator[bool]:
         pydevd_session.about_to_pause.discard(threading.get_ident())
 
 
-def say(text: str, at: str) -> None:  # earlier.py
-    """Write a line about a pause at `at` (file:line) to the job's log; a gateway of 0.1 evaluates a call of it."""
-    _log(text, at=at)
-
-
-def _log(text: str, *, at: str | None = None) -> None:
+def _log(text: str) -> None:
     """Write a line to the job's log."""
-    if at is None:
-        frame = sys._getframe(1)
-        while frame.f_back is not None and _is_machinery(frame):
-            frame = frame.f_back
-        at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    worker.log(f"{at} {text}")
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_machinery(frame):
+        frame = frame.f_back
+    worker.log(f"{frame.f_code.co_filename}:{frame.f_lineno} {text}")
 
 
 _logged: set[str] = set()
@@ -226,7 +219,7 @@ def _announce(debugger: Any, thread: threading.Thread, record: PauseRecord) -> N
     what = record["exception"] or (f"{record['where']}: {tripwire['text']}" if tripwire else record["kind"])
     name = os.environ.get(variables.CLUSTER_NAME)
     command = f"raydebug attach --name {name}" if name else "raydebug attach"
-    _log(f"paused ({what}); look at it with: {command}", at=f"{record['file']}:{record['line']}")
+    worker.log(f"{record['file']}:{record['line']} paused ({what}); look at it with: {command}")
 
 
 def _forget_pauses_of_parent() -> None:
