@@ -230,8 +230,8 @@ class Wire:
     [
         ({"id": "b1", "where": "b.py:1"}, {"a.py:1": ("failed", "this process has another b1: b.py:1")}),
         ({"id": "b1", "where": "a.py:1"}, {"a.py:1": ("waiting", "")}),
-        ({"id": "b7", "where": "b.py:1"}, {"a.py:1": ("told", "")}),
-        ({"id": "x1", "where": "b.py:1"}, {"a.py:1": ("told", "")}),
+        ({"id": "b7", "where": "b.py:1"}, {"a.py:1": ("sent", "")}),
+        ({"id": "x1", "where": "b.py:1"}, {"a.py:1": ("sent", "")}),
     ],
 )
 async def test_breakpoint_that_is_not_the_one_given(known, listed):

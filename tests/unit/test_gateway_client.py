@@ -127,13 +127,3 @@ def test_breakpoints_that_are_not_all_set(tmp_path: Path, monkeypatch: pytest.Mo
         )
     assert (raised.value.code, raised.value.cause) == ("gateway.breaks", "it was given 2 and answered with 1")
     assert sent == ["POST /breaks", "DELETE /breaks/b1"]
-
-
-def test_a_breakpoint_that_a_process_has_not_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state that gateways call `told` is `sent` in what the client lists."""
-    breaks = [{"id": "b1", "processes": [{"state": "told"}, {"state": "set"}]}]
-    monkeypatch.setattr(gateway_client, "request", lambda *_: {"breaks": breaks})
-    assert [process["state"] for process in gateway_client.fetch_breaks(_cluster(tmp_path, 1))[0]["processes"]] == [
-        "sent",
-        "set",
-    ]
