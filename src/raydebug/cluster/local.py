@@ -26,12 +26,13 @@ from raydebug.cluster.up import (
     UpOptions,
     choose_ports,
     choosing_ports,
-    ignore_interrupts,
     raise_if_interrupted,
     refuse_other_ports,
     remembered_ports,
+    undone_unless_whole,
+    wait_until_up,
 )
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError
 from raydebug.process import SAFE_PATH
 from raydebug.protocol import variables
 from raydebug.settings.files import open_private
@@ -76,17 +77,9 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
         folder = state.make_folder(options.name)
         remembered = _clear_remains(running, folder)
         private_folders.remove_private(state.kept_logs(options.name))
-        try:
-            raise_if_interrupted()
+        with undone_unless_whole(lambda: _undo(options.name)):
             cluster = _start(_plan(options, python, found, folder, remembered))
-            _wait_until_up(cluster, on_phase)
-            raise_if_interrupted()
-        except BaseException:
-            with ignore_interrupts():
-                begun = find_cluster(options.name)
-                if begun is not None:
-                    take_down(begun)
-            raise
+            wait_until_up(cluster.name, lambda: _phase_of(cluster), on_phase, limit_s=UP_TIMEOUT_S, every_s=0.05)
         return cluster, True
 
 
@@ -206,33 +199,30 @@ def _start(cluster: Cluster) -> Cluster:
     return cluster
 
 
-def _wait_until_up(cluster: Cluster, on_phase: Callable[[str], None]) -> None:
-    deadline = time.monotonic() + UP_TIMEOUT_S
-    said = None
-    while time.monotonic() < deadline:
-        raise_if_interrupted()
-        status = state.read_status(cluster)
-        if status["phase"] != said:
-            said = status["phase"]
-            on_phase(said)
-        if said == "up":
-            return
-        if said == "dead" or not is_alive(cluster):
-            reason = status["reason"] or last_words(cluster.folder / "supervisor.log")
-            raise RaydebugError(
-                f"cluster '{cluster.name}' did not come up",
-                cause=str(reason),
-                fix=f"read the logs in {state.keep_logs(cluster)}; by hand: `{' '.join(_hint(cluster))}`",
-                code="cluster.not-up",
-            )
-        time.sleep(0.05)
-    raise RaydebugError(
-        f"cluster '{cluster.name}' was not up after {UP_TIMEOUT_S:.0f} s",
-        cause=f"it was still at: {said}",
-        fix="try again on a quieter machine",
-        code="cluster.timeout",
-        exit_code=Exit.TIMEOUT,
-    )
+def _undo(name: str) -> None:
+    begun = find_cluster(name)
+    if begun is not None:
+        take_down(begun)
+
+
+def _phase_of(cluster: Cluster) -> tuple[str, bool]:
+    """Return the phase in the supervisor's status, and whether the cluster is up.
+
+    Raises:
+        RaydebugError: the cluster or its supervisor has ended.
+    """
+    status = state.read_status(cluster)
+    phase = status["phase"]
+    if phase == "dead" or (phase != "up" and not is_alive(cluster)):
+        reason = status["reason"] or last_words(cluster.folder / "supervisor.log")
+        by_hand = f"{cluster.python} {SAFE_PATH} -m ray.scripts.scripts start --head --block"
+        raise RaydebugError(
+            f"cluster '{cluster.name}' did not come up",
+            cause=str(reason),
+            fix=f"read the logs in {state.keep_logs(cluster)}; by hand: `{by_hand}`",
+            code="cluster.not-up",
+        )
+    return phase, phase == "up"
 
 
 def _start_gateway_again(cluster: Cluster, on_phase: Callable[[str], None]) -> None:
@@ -254,10 +244,6 @@ def _start_gateway_again(cluster: Cluster, on_phase: Callable[[str], None]) -> N
         fix=f"read {cluster.folder / 'gateway.log'}",
         code="gateway.not-up",
     )
-
-
-def _hint(cluster: Cluster) -> list[str]:
-    return [cluster.python, SAFE_PATH, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
 
 
 def _clear_remains(old: Cluster | None, folder: Path) -> dict[str, int]:

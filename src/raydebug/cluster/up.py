@@ -1,4 +1,4 @@
-"""The parts of `up` that all kinds of cluster share: its options, its ports, and Ctrl-C while a cluster starts.
+"""The parts of `up` that all kinds of cluster share: its options and ports; wait, undo and Ctrl-C of a start.
 
 Ports are chosen once, remembered, and never in the ranges that Ray or the kernel hands out.
 
@@ -17,7 +17,8 @@ import random
 import signal
 import socket
 import threading
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -269,6 +270,53 @@ def raise_if_interrupted() -> None:
     """
     if _pressed:
         raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def undone_unless_whole(undo: Callable[[], object]) -> Iterator[None]:
+    """Call `undo` if the start of a cluster in this block fails, or is interrupted; Ctrl-C does not cut it off."""
+    try:
+        raise_if_interrupted()
+        yield
+        raise_if_interrupted()
+    except BaseException:
+        with ignore_interrupts():
+            undo()
+        raise
+
+
+def wait_until_up(
+    name: str, look: Callable[[], tuple[str, bool]], on_phase: Callable[[str], None], *, limit_s: float, every_s: float
+) -> None:
+    """Wait until a cluster is up, and say each new phase.
+
+    Args:
+        name: the cluster's.
+        look: returns the phase, and whether the cluster is up; it raises where the start has failed.
+        on_phase: called with each new phase.
+        limit_s: how long to wait, in seconds.
+        every_s: how long between two looks, in seconds.
+
+    Raises:
+        RaydebugError: it was not up in time (exit 124), or what `look` raises.
+    """
+    deadline, phase = time.monotonic() + limit_s, ""
+    while time.monotonic() < deadline:
+        raise_if_interrupted()
+        now, is_up = look()
+        if now != phase:
+            phase = now
+            on_phase(phase)
+        if is_up:
+            return
+        time.sleep(every_s)
+    raise RaydebugError(
+        f"cluster '{name}' was not up after {limit_s:.0f} s",
+        cause=f"it was still at: {phase}",
+        fix="try again on a quieter machine",
+        code="cluster.timeout",
+        exit_code=Exit.TIMEOUT,
+    )
 
 
 def _note(_number: int, _frame: FrameType | None) -> None:

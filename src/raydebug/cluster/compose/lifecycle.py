@@ -27,10 +27,11 @@ from raydebug.cluster.up import (
     UpOptions,
     choose_ports,
     choosing_ports,
-    ignore_interrupts,
     raise_if_interrupted,
     refuse_other_ports,
     remembered_ports,
+    undone_unless_whole,
+    wait_until_up,
 )
 from raydebug.errors import Exit, RaydebugError
 from raydebug.settings.files import atomic_write, compose_dir, environment_dir
@@ -72,12 +73,9 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
         given = _read_given(options)
         flavour = preflight.check_machine(found, options.flavour, options.workers)
         caches = found.volumes(project)
-        try:
-            return _begin(options, given, flavour, found, on_phase), True
-        except BaseException:
-            with ignore_interrupts():
-                _clear_begun(options.name, found, caches)
-            raise
+        with undone_unless_whole(lambda: _clear_begun(options.name, found, caches)):
+            cluster = _begin(options, given, flavour, found, on_phase)
+        return cluster, True
 
 
 def preview(options: UpOptions) -> tuple[list[Setting], list[str]]:
@@ -97,7 +95,6 @@ def _read_given(options: UpOptions) -> Given:
 
 
 def _begin(options: UpOptions, given: Given, flavour: str, found: Engine, on_phase: Callable[[str], None]) -> Cluster:
-    raise_if_interrupted()
     host, sizes = sizes_of(found, flavour, given.variables, workers=options.workers, logical_gpus=options.gpus or 0)
     cluster = _plan(options, given, flavour, {one.name: one.value for one in sizes}, found)
     settings = settings_of(cluster)
@@ -108,7 +105,6 @@ def _begin(options: UpOptions, given: Given, flavour: str, found: Engine, on_pha
     on_phase("creating containers")
     _create(cluster, found, on_phase)
     wait_until_ready(found, cluster, on_phase)
-    raise_if_interrupted()
     return cluster
 
 
@@ -261,38 +257,26 @@ def wait_until_ready(found: Engine, cluster: Cluster, on_phase: Callable[[str], 
     Raises:
         RaydebugError: a container ended and will end again, or it took too long; with its last output.
     """
-    deadline = time.monotonic() + UP_TIMEOUT_S
-    said = ""
     restarts = {c.id: c.restarts for c in look_patiently(found, cluster, on_phase)}
-    while time.monotonic() < deadline:
-        raise_if_interrupted()
-        now = look_patiently(found, cluster, on_phase)
-        phase = ", ".join(f"{c.service} {c.health or c.state}" for c in now)
-        if phase != said:
-            said = phase
-            on_phase(phase)
-        for one in now:
-            _refuse_ended(one, restarts.get(one.id, 0), found)
-        if now and all(c.is_ready for c in now):
-            return
-        time.sleep(0.2)
-    raise RaydebugError(
-        f"cluster '{cluster.name}' was not healthy after {UP_TIMEOUT_S:.0f} s",
-        cause=f"it was still at: {said}",
-        fix="try again on a quieter machine, or look with `docker compose ps`",
-        code="cluster.timeout",
-        exit_code=Exit.TIMEOUT,
-    )
+
+    def look() -> tuple[str, bool]:
+        containers = look_patiently(found, cluster, on_phase)
+        for container in containers:
+            _refuse_ended(container, restarts.get(container.id, 0), found)
+        phase = ", ".join(f"{container.service} {container.health or container.state}" for container in containers)
+        return phase, bool(containers) and all(container.is_ready for container in containers)
+
+    wait_until_up(cluster.name, look, on_phase, limit_s=UP_TIMEOUT_S, every_s=0.2)
 
 
-def _refuse_ended(one: Container, restarts_before: int, found: Engine) -> None:
+def _refuse_ended(container: Container, restarts_before: int, found: Engine) -> None:
     # The restart policy starts what has ended again: what an entrypoint refuses, it will refuse then too.
-    refused = one.state == "restarting" and one.exit_code == REFUSED
-    if one.state in ("exited", "dead") or refused or one.restarts - restarts_before >= MOST_RESTARTS:
+    refused = container.state == "restarting" and container.exit_code == REFUSED
+    if container.state in ("exited", "dead") or refused or container.restarts - restarts_before >= MOST_RESTARTS:
         raise RaydebugError(
-            f"{one.name} did not start",
-            cause=f"it ended with exit code {one.exit_code}: {found.last_words(one)}",
-            fix=f"read all that it said: docker logs {one.name} (before: raydebug --debug up)",
+            f"{container.name} did not start",
+            cause=f"it ended with exit code {container.exit_code}: {found.last_words(container)}",
+            fix=f"read all that it said: docker logs {container.name} (before: raydebug --debug up)",
             code="cluster.not-up",
         )
 
