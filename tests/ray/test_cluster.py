@@ -49,10 +49,9 @@ def error_of(done: subprocess.CompletedProcess[str], code: int) -> list[str]:
     return [line.partition(": ")[2] for line in lines]
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(120)
 def test_life_of_a_cluster(cluster, other):
-    """Two clusters run side by side; `ps --json` describes one; `down` ends it within 5 s and leaves nothing."""
+    """Two clusters run side by side; `ps --json` describes one; `down` waits for no time-out and leaves nothing."""
     document = json.loads(raydebug("ps", "--name", "other", "--json").stdout)
     assert {
         "version",
@@ -81,7 +80,7 @@ def test_life_of_a_cluster(cluster, other):
     assert len(family) > 5
     started = time.monotonic()
     assert raydebug("down", "--name", "other").returncode == 0
-    assert time.monotonic() - started < 15, "nothing waits for a time-out; the goal is 5 s"
+    assert time.monotonic() - started < WAIT_S / 2, "nothing waits for a time-out; the goal is 5 s"
     assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     assert not other.temp_dir.exists()
     assert not other.token_file.exists()
@@ -124,25 +123,16 @@ def test_ps_says_that_ray_died(other, victim):
 
 
 @pytest.mark.timeout(120)
-def test_killed_supervisor(other):
-    """After SIGKILL of the supervisor `ps` reports it, and `down` still ends the processes that it had started."""
+def test_killed_gateway_and_supervisor(other):
+    """A gateway that dies is restarted; a killed supervisor is named by `ps`, and `down` ends what it had started."""
+    gateway, *_ = [p for p in local.marked_processes(other) if "raydebug.gateway" in p.cmdline()]
+    gateway.kill()
+    wait_for(lambda: raydebug("paused", "--name", "other").returncode == 0, "the gateway to be back")
     os.kill(other.supervisor_pid, signal.SIGKILL)
     wait_for(lambda: not local.is_alive(other), "the supervisor to be gone", 5)
     assert "its supervisor is gone" in raydebug("ps", "--name", "other").stdout
     assert raydebug("down", "--name", "other").returncode == 0
     assert local.marked_processes(other) == []
-
-
-@pytest.mark.timeout(60)
-def test_gateway_comes_back(other):
-    """The cluster restarts a gateway that dies."""
-    before = [p for p in local.marked_processes(other) if "raydebug.gateway" in p.cmdline()]
-    before[0].kill()
-
-    def is_back() -> bool:
-        return raydebug("paused", "--name", "other").returncode == 0
-
-    wait_for(is_back, "the gateway to be back", 20)
 
 
 @pytest.mark.timeout(60)

@@ -153,6 +153,7 @@ def _debug(cluster: Cluster, run: Callable[..., Run]) -> None:
     Path(str(crash.log) + ".html").unlink()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_cluster_without_token(without_token, tmp_path):
     """One warning; a second join, a second user and a gateway that is stopped from Ray's dashboard find their way."""

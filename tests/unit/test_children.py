@@ -86,6 +86,7 @@ PAUSE = {
     "closed files": "fork(close_all)",
     "daemon": "fork(daemon)",
 }
+RARE = ("preexec_fn", "only our names", "-S with the package's path", "pool", "fork in a thread", "exec")
 AFTER_A_PAUSE = {
     "os.fork": "work(1); fork(); work(2)",
     "pool": "work(1); in_pool('fork'); work(2)",
@@ -136,7 +137,7 @@ def let_go(gateway: GatewayUnderTest) -> bool:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("how", PAUSE)
+@pytest.mark.parametrize("how", [pytest.param(how, marks=[pytest.mark.long] * (how in RARE)) for how in PAUSE])
 def test_child_pauses(gateway, how):
     """A breakpoint in this kind of child pauses it; resumed, it runs to its end."""
     program = gateway.start(HEAD + "    " + PAUSE[how], RAYDEBUG_JOB="j")
@@ -246,7 +247,7 @@ def test_no_child_hangs_that_is_forked_while_threads_import_our_code(tmp_path, h
 
     RAYDEBUG_TEST_LONG=1 forks 200 times in each of 20 runs.
     """
-    runs, forks = (20, 200) if LONG else (2, 8)
+    runs, forks = (20, 200) if LONG else (1, 6)
     with open_gateway(tmp_path, "--pause-limit-s", "0.1") as gateway:
         for _ in range(runs):
             program = gateway.start(FORKS.format(hit=hit), RAYDEBUG_JOB="j", FORKS=str(forks))

@@ -15,7 +15,7 @@ from gateway_under_test import GatewayUnderTest, visit
 
 LONG = "RAYDEBUG_TEST_LONG"
 SEED = 20260801
-FRAMES, FRAMES_LONG = 20_000, 1_000_000
+FRAMES, FRAMES_LONG = 5_000, 1_000_000
 WARM_UP = 10  # one of so many frames, then memory is compared: the list of ended pauses has filled, as far as it may
 GROWTH = 1.2
 LIMIT_S = 3600.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import typer
 
+import runs
 from ray_dashboard import RayDashboard
 from raydebug.cli import main
 from raydebug.cli.app import whole_app
@@ -33,6 +35,11 @@ def dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayDa
         for name, value in started.environment.items():
             monkeypatch.setenv(name, value)
         yield started
+
+
+def run(words: str) -> tuple[int, str, str]:
+    done = runs.raydebug(*shlex.split(words))
+    return done.returncode, done.stdout, done.stderr
 
 
 def shell(line: str) -> tuple[int, str, str]:
@@ -70,7 +77,7 @@ def test_a_narration_that_nobody_reads(dashboard: RayDashboard, where: str) -> N
     """Standard error that is full or closed changes neither output nor exit code; closed input neither."""
     dashboard.print("line\n")
     for verb in ("report --list", "job logs", "ps --name nosuch"):
-        whole = shell(f"{RAYDEBUG} {verb}")
+        whole = run(verb)
         assert shell(f"{RAYDEBUG} {verb} {where}")[:2] == whole[:2], verb
 
 
@@ -94,7 +101,7 @@ def test_another_program_at_the_address(tmp_path: Path, monkeypatch: pytest.Monk
             monkeypatch.setenv(name, value)
         url = f"http://127.0.0.1:{other.port}"
         for verb in (f"paused --address {url}", "job list", "job stop x"):
-            code, _, said = shell(f"{RAYDEBUG} {verb}")
+            code, _, said = run(verb)
             error, cause, _ = said.splitlines()[-3:]
             assert (code, error) == (1, f"error: no Ray dashboard is at {url}")
             assert cause.endswith("is empty" if not body else f"is answered with {body!r}")
@@ -109,9 +116,9 @@ def test_words_that_say_nothing(dashboard: RayDashboard) -> None:
         ("report --list bogus", "--list takes no run"),
         (f"stacks bogus --from {__file__}", "--from takes no job"),
     ):
-        code, out, said = shell(f"{RAYDEBUG} {verb}")
+        code, out, said = run(verb)
         assert (code, out, said.splitlines()[0]) == (2, "", f"error: {error}"), verb
-    code, out, said = shell(f"{RAYDEBUG} logs --json")
+    code, out, said = run("logs --json")
     assert (code, json.loads(out)["error"]["message"], said) == (2, "--json is for --audit", "")
 
 
