@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 import os
 import re
 import shlex
+import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
 MINUS = "\N{MINUS SIGN}"
 PIPE_WIDTH = 200  # characters of a table where the output is no terminal
-_FORCES_COLOUR = ("FORCE_COLOR", "TTY_COMPATIBLE")  # rich 15.0 console.py
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # ECMA-48 SGR, the only control sequence that a terminal may be sent
 _SGR_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _MARKS = "\u061c\u200e\u200f"  # bidi marks that have the direction of a letter (UAX 9)
@@ -109,9 +110,10 @@ def visible_log(text: str, *, colour: bool) -> str:
     return "".join(visible(piece) + shown for piece, shown in zip(pieces, [*colours, ""], strict=True))
 
 
-def colour_wanted() -> bool:
-    """Return whether stdout is a terminal that may show colours (https://no-color.org)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+def colour_wanted(stream: IO[str] | None = None) -> bool:
+    """Return whether stdout, or another stream, is a terminal that may show colours (https://no-color.org)."""
+    is_terminal = (stream or sys.stdout).isatty()
+    return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class Paint:
@@ -122,8 +124,8 @@ class Paint:
 
     @classmethod
     def for_stdout(cls) -> Paint:
-        """Return colours when stdout is a terminal, NO_COLOR is unset (https://no-color.org) and TERM is not dumb."""
-        return cls(sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
+        """Return colours where `colour_wanted`."""
+        return cls(colour_wanted())
 
     def __call__(self, text: str, *styles: str) -> str:
         """Return `text` in the given styles (bold, dim, red, green, yellow, cyan)."""
@@ -242,44 +244,52 @@ def console(*, to_stderr: bool = False) -> Console:
 
 
 def table(title: str | None, columns: list[str], rows: list[list[str]], *, to_stderr: bool = False) -> None:
-    """Print rows as a table on stdout (or stderr); plain columns where that is no terminal."""
-    stream = sys.stderr if to_stderr else sys.stdout
-    shown = [[visible(cell) for cell in row] for row in rows]
-    in_unicode = (stream.encoding or "utf-8").lower().startswith("utf")
-    plain = _plain_table([columns, *shown]) if title is None and in_unicode and not stream.isatty() else None
-    if plain is not None:
-        stream.write(plain)
-        stream.flush()
-        return
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
+    """Print rows as a table on stdout (or stderr), no wider than the terminal: long cells are folded.
 
-    drawn = Table(title=title, box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for name in columns:
-        drawn.add_column(name, overflow="fold")
-    for row in shown:
-        drawn.add_row(*map(Text, row))
-    target = console(to_stderr=to_stderr)
-    if not stream.isatty():
-        target.width = PIPE_WIDTH
-    target.print(drawn)
-
-
-def _plain_table(lines: list[list[str]]) -> str | None:
-    """Return a table as rich draws it on a pipe, its head first; None where rich has to decide.
-
-    Importing rich is a quarter of the time of `raydebug paused`. It decides on colours that the environment forces, on
-    the width of characters outside of ASCII, and on what is folded.
+    rich draws none: importing it would be a quarter of the time of `raydebug paused`.
     """
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    width = sum(widths) + 3 * (len(widths) - 1)
-    simple = all(cell.isascii() and cell.isprintable() for line in lines for cell in line)
-    if not simple or 0 in widths or width + 2 > PIPE_WIDTH or any(os.environ.get(name) for name in _FORCES_COLOUR):
-        return None
-    head, *rows = ["   ".join(map(str.ljust, line, widths)) for line in lines]
-    blank = " " * width
-    return "".join(f" {line} \n" for line in (blank, head, "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * width, *rows, blank))
+    stream = sys.stderr if to_stderr else sys.stdout
+    room = (shutil.get_terminal_size().columns if stream.isatty() else PIPE_WIDTH) - 3 * len(columns) + 1
+    cells = [[visible(cell).expandtabs().split("\n") for cell in row] for row in [columns, *rows]]
+    widths = [min(room, max(1, *map(_width, itertools.chain(*column)))) for column in zip(*cells, strict=True)]
+    while sum(widths) > room and max(widths) > 1:
+        widths[widths.index(max(widths))] -= 1
+    whole = sum(widths) + 3 * (len(widths) - 1)
+    lines: list[str] = []
+    for row in cells:
+        folded = [_folded(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for parts in itertools.zip_longest(*folded, fillvalue=""):
+            padded = (part + " " * (width - _width(part)) for part, width in zip(parts, widths, strict=True))
+            lines.append("   ".join(padded))
+        if row is cells[0]:
+            in_unicode = (stream.encoding or "utf-8").lower().startswith("utf")
+            lines = [Paint(colour_wanted(stream))(line, "bold") for line in lines]
+            lines.append(("\N{BOX DRAWINGS LIGHT HORIZONTAL}" if in_unicode else "-") * whole)
+    lines = [" " * whole, *lines, " " * whole]
+    stream.write("".join([*([] if title is None else [title + "\n"]), *(f" {line} \n" for line in lines)]))
+    stream.flush()
+
+
+def _width(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return len(text) + wide - sum(unicodedata.combining(c) != 0 for c in text)
+
+
+def _folded(lines: list[str], width: int) -> list[str]:
+    """Return the lines of a cell, those that are too wide folded, at a space where there is one."""
+    folded = []
+    for line in lines:
+        while _width(line) > width:
+            at = next(n for n in range(min(width, len(line)), 0, -1) if n == 1 or _width(line[:n]) <= width)
+            space = line.rfind(" ", 1, at + 1)
+            at = at if space < 0 else space
+            folded.append(line[:at].rstrip())
+            line = line[at:].lstrip()
+        folded.append(line)
+    return folded
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from raydebug.trainers.config import package_folder
 from raydebug.trainers.registry import recognise
 from raydebug.trainers.verl import checks
 from raydebug.trainers.verl.checks import PpoChecks
+from raydebug.trainers.verl.config_files import leaves
 
 MEGATRON = ("--config-name=ppo_megatron_trainer",)
 COMMANDS = (
@@ -25,6 +26,8 @@ COMMANDS = (
 @pytest.mark.parametrize("said", COMMANDS)
 def test_the_same_values_as_hydra_s(said: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Defaults, groups, overrides and references give what Hydra and OmegaConf make of them."""
+    from omegaconf import OmegaConf
+
     verl = package_folder("verl")
     assert verl is not None
     argv = ["python", "-m", "verl.trainer.main_ppo", *said]
@@ -39,3 +42,5 @@ def test_the_same_values_as_hydra_s(said: tuple[str, ...], tmp_path: Path, monke
     ours = compose()
     assert (by_hydra.live is None, ours.live) == (False, None)
     assert ours.values == by_hydra.values
+    for key, value in leaves(ours.values):
+        assert value in ("???", OmegaConf.select(by_hydra.live, key)), key

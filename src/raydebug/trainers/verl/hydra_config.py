@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from raydebug.findings import describe_exception
 from raydebug.trainers.config import CannotCompose
-from raydebug.trainers.verl.config_files import MainConfig
+from raydebug.trainers.verl.config_files import MainConfig, leaves
+from raydebug.trainers.verl.plain_config import resolved
 
 
 def compose(main: MainConfig, arguments: Sequence[str]) -> Any:
@@ -51,42 +52,17 @@ def _known_keys(main: MainConfig) -> tuple[str, ...]:
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
 
-    def keys(node: Any, above: str) -> Iterator[str]:
-        for name, value in node.items():
-            yield f"{above}{name}"
-            if isinstance(value, dict):
-                yield from keys(value, f"{above}{name}.")
-
-    try:
-        with initialize_config_dir(config_dir=str(main.folder), version_base=None):
-            return tuple(keys(plain(hydra_compose(main.name)), ""))
-    except HydraException:
-        return ()
+    with contextlib.suppress(HydraException), initialize_config_dir(config_dir=str(main.folder), version_base=None):
+        return tuple(dict(leaves(plain(hydra_compose(main.name)))))
+    return ()
 
 
-def plain(config: Any) -> Mapping[str, Any]:
-    """Return the config as plain values: `???` for a missing one; one that cannot be resolved is left out."""
-    from omegaconf import DictConfig, ListConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+def plain(config: Any) -> dict[str, Any]:
+    """Return the config as plain values, as `plain_config` resolves them."""
+    from omegaconf import OmegaConf
 
-    def items_of(node: Any, keys: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        for key in keys:
-            if OmegaConf.is_missing(node, key):
-                yield key, "???"
-                continue
-            with contextlib.suppress(OmegaConfBaseException):
-                yield key, value(node[key])
-
-    def value(node: Any) -> Any:
-        if isinstance(node, DictConfig):
-            return {str(key): found for key, found in items_of(node, node)}
-        if isinstance(node, ListConfig):
-            return [found for _, found in items_of(node, range(len(node)))]
-        return node
-
-    whole = value(config)
-    assert isinstance(whole, dict)
-    return whole
+    values: Any = OmegaConf.to_container(config)
+    return resolved(values)
 
 
 def ask_verl(config: Any) -> dict[str, str] | None:
