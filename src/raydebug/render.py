@@ -89,7 +89,14 @@ def visible(text: str, *, keep: str = "\n\t") -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(c if c in keep or not _hidden(c) else _escaped(c) for c in text)
+
+    def shown(c: str) -> str:
+        is_control = unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")
+        if c in keep or not (is_control or c in _MARKS or unicodedata.bidirectional(c) in _BIDI):
+            return c
+        return f"\\x{ord(c):02x}" if ord(c) < 0x100 else f"\\u{ord(c):04x}"
+
+    return "".join(map(shown, text))
 
 
 def command(*words: str) -> str:
@@ -180,15 +187,6 @@ def moment(epoch_s: float | None) -> str:
         return datetime.fromtimestamp(epoch_s, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
         return "?"
-
-
-def _hidden(c: str) -> bool:
-    category = unicodedata.category(c)
-    return category in ("Cc", "Cs", "Zl", "Zp") or c in _MARKS or unicodedata.bidirectional(c) in _BIDI
-
-
-def _escaped(c: str) -> str:
-    return f"\\x{ord(c):02x}" if ord(c) < 0x100 else f"\\u{ord(c):04x}"
 
 
 def out(text: str = "") -> None:

@@ -72,7 +72,10 @@ def _prepare(request: Message, ends: int, files: list[int], imported: Imported) 
     _end_with(ends)
     os.setsid()
     _take_files(request["fds"], files)
-    _take_environment(after_import(imported, request["env"]))
+    wanted = after_import(imported, request["env"])
+    for name in [name for name in os.environ if name not in wanted]:
+        del os.environ[name]
+    os.environ.update(wanted)
     os.chdir(request["cwd"])
     os.umask(request["umask"])
     _take_limits(request)
@@ -100,12 +103,6 @@ def _take_files(numbers: list[int], files: list[int]) -> None:
     for number, fd in zip(numbers, moved, strict=True):
         os.dup2(fd, number)
         os.close(fd)
-
-
-def _take_environment(wanted: dict[str, str]) -> None:
-    for name in [n for n in os.environ if n not in wanted]:
-        del os.environ[name]
-    os.environ.update(wanted)
 
 
 def _take_limits(request: Message) -> None:

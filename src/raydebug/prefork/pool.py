@@ -40,7 +40,9 @@ class Zygote:
         self.served = 0
         self.used = time.monotonic()
         self.connection, theirs = socket.socketpair()
-        code = f"from raydebug.prefork.zygote import serve; serve({theirs.fileno()}, {_modules()!r}, {without!r})()"
+        own = os.environ.get(variables.PREFORK_MODULES, "")  # the user's list
+        modules = tuple(own.split(",")) if own else MODULES
+        code = f"from raydebug.prefork.zygote import serve; serve({theirs.fileno()}, {modules!r}, {without!r})()"
         argv = [request["executable"], "-c", code]
         self.process = subprocess.Popen(  # noqa: S603 - the interpreter of the request, and our own code
             argv, env=self.environ, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, cwd="/"
@@ -56,7 +58,8 @@ class Zygote:
         if self.kind != (request["executable"], request["flags"]):
             return "another interpreter, or other options of it"
         if self.facts is None:
-            return None if self._looks_alike(request, hiding) else "another environment"
+            alike = self.without == _without(hiding) and self.environ == environment.for_zygote(request["env"])
+            return None if alike else "another environment"
         if self.facts["unfit"]:
             return str(self.facts["unfit"])
         if hidden := hiding & set(self.facts["tops"]):
@@ -64,9 +67,6 @@ class Zygote:
         if different := environment.differences(self.facts["environment"], request["env"]):
             return f"other values of {', '.join(sorted(different))}"
         return None
-
-    def _looks_alike(self, request: Message, hiding: set[str]) -> bool:
-        return self.without == _without(hiding) and self.environ == environment.for_zygote(request["env"])
 
 
 class Pool:
@@ -105,7 +105,9 @@ class Pool:
         """Start a zygote for requests like this one if memory allows; drop the least recently used one."""
         while len(self.zygotes) >= ZYGOTES:
             self.drop(min(self.zygotes, key=lambda z: z.used), _DROPPED_FOR_OTHERS)
-        if _free_mib() < NEEDED_MIB:
+        with open("/proc/meminfo") as file:
+            rows = dict(line.split(":", 1) for line in file)
+        if int(rows["MemAvailable"].split()[0]) // 1024 < NEEDED_MIB:
             return
         zygote = Zygote(request, without)
         self.zygotes.append(zygote)
@@ -140,17 +142,5 @@ def _user_folders(environ: Mapping[str, str], cwd: str, argv: list[str]) -> list
     return [folder for folder in dict.fromkeys(folders) if folder and folder != "/"]
 
 
-def _modules() -> tuple[str, ...]:
-    """Return the modules to import: the user's own list, or those of a verl training."""
-    wanted = os.environ.get(variables.PREFORK_MODULES, "")
-    return tuple(wanted.split(",")) if wanted else MODULES
-
-
 def _without(hiding: set[str]) -> tuple[str, ...]:
     return tuple(name for name in LEAVES if name in hiding)
-
-
-def _free_mib() -> int:
-    with open("/proc/meminfo") as file:
-        rows = dict(line.split(":", 1) for line in file)
-    return int(rows["MemAvailable"].split()[0]) // 1024

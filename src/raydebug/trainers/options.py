@@ -57,12 +57,12 @@ class Options(Arguments):
         """Return the option that is nearest; None if argparse accepts this one: a known one, or its beginning."""
         names = [name for name in known if not name.startswith(self._of_others)]
         positive = path.removeprefix("no-")  # BooleanOptionalAction adds --no-NAME
-        if path.startswith(self._of_others) or any(one.startswith(path) or one == positive for one in names):
+        if path.startswith(self._of_others) or any(name.startswith(path) or name == positive for name in names):
             return None
         mine = _letters(path)
         edits = len(mine) // LETTERS_A_TYPO
         near = (name for name in names if abs(len(_letters(name)) - len(mine)) <= edits)
-        return next((name for name in near if _edits(mine, _letters(name)) <= edits), None)
+        return next((name for name in near if _differing_letters(mine, _letters(name)) <= edits), None)
 
     def spelling(self, path: str, nearest: str) -> str:
         """Return how to write an option that was misspelled."""
@@ -84,9 +84,8 @@ def _letters(option: str) -> str:
     return re.sub(r"[-_.]", "", option)
 
 
-def _edits(one: str, other: str) -> int:
-    """Return how many letters differ."""
-    changes = difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes()
+def _differing_letters(option: str, other: str) -> int:
+    changes = difflib.SequenceMatcher(None, option, other, autojunk=False).get_opcodes()
     return sum(max(a_end - a, b_end - b) for kind, a, a_end, b, b_end in changes if kind != "equal")
 
 
@@ -99,42 +98,37 @@ def declared_defaults(file: Path) -> dict[str, object]:
     text = file.read_bytes()[: SOURCE_BYTES_MAX + 1]
     if len(text) > SOURCE_BYTES_MAX:
         raise ValueError(f"{file} has more than {SOURCE_BYTES_MAX} bytes")
-    found: dict[str, object] = {}
-    _collect(ast.parse(text), {}, found)
-    return found
+    options: dict[str, object] = {}
+    _collect(ast.parse(text), {}, options)
+    return options
 
 
-def _collect(node: ast.AST, known: Mapping[str, str], found: dict[str, object]) -> None:
+def _collect(node: ast.AST, names: Mapping[str, str], options: dict[str, object]) -> None:
     """Collect the calls of add_argument; a loop over a tuple of names is followed."""
     if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and isinstance(node.iter, ast.Tuple):
         for element in node.iter.elts:
             if isinstance(element, ast.Constant) and isinstance(element.value, str):
                 for statement in node.body:
-                    _collect(statement, {**known, node.target.id: element.value}, found)
+                    _collect(statement, {**names, node.target.id: element.value}, options)
         return
-    if isinstance(node, ast.Call) and _called(node.func) in _ADDING:
+    if isinstance(node, ast.Call) and (getattr(node.func, "attr", None) or getattr(node.func, "id", None)) in _ADDING:
         given = {keyword.arg: keyword.value for keyword in node.keywords}
         is_switch = isinstance(action := given.get("action"), ast.Constant) and action.value == "store_true"
-        for name in (_text(argument, known) for argument in node.args):
+        for name in (_text(argument, names) for argument in node.args):
             if name is not None and name.startswith("--"):
-                found[name.removeprefix("--")] = _value(given.get("default"), missing=False if is_switch else None)
+                options[name.removeprefix("--")] = _value(given.get("default"), missing=False if is_switch else None)
     for child in ast.iter_child_nodes(node):
-        _collect(child, known, found)
+        _collect(child, names, options)
 
 
-def _called(function: ast.expr) -> str | None:
-    """Return the name of a function or method that is called by its name."""
-    return getattr(function, "attr", None) or getattr(function, "id", None)
-
-
-def _text(node: ast.expr, known: Mapping[str, str]) -> str | None:
+def _text(node: ast.expr, names: Mapping[str, str]) -> str | None:
     """Return a string constant, or an f-string of known names; None for anything else."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if not isinstance(node, ast.JoinedStr):
         return None
     parts = [part.value if isinstance(part, ast.FormattedValue) else part for part in node.values]
-    texts = [known.get(part.id) if isinstance(part, ast.Name) else _text(part, known) for part in parts]
+    texts = [names.get(part.id) if isinstance(part, ast.Name) else _text(part, names) for part in parts]
     return None if None in texts else "".join(text for text in texts if text is not None)
 
 

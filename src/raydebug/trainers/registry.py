@@ -134,9 +134,10 @@ def column_of(program: str, version: str) -> tuple[str, Column] | None:
 
     A later patch of a known release has that release's keys; `0.7` means the newest 0.7.
     """
-    wanted = _numbers(version)
-    if wanted is None:
+    release = re.fullmatch(r"(\d+)\.(\d+)(?:\.(\d+))?(?:\.post\d+)?(?:\+.*)?", version.strip())
+    if release is None:  # a development version, which may lie between two releases
         return None
+    wanted = tuple(int(part) for part in release.groups() if part is not None)
     table = columns()[program]
     same = [(number, name) for number, name in _releases(table) if number[:2] == wanted[:2]]
     fitting = [name for number, name in same if len(wanted) == 2 or number <= wanted]
@@ -187,9 +188,3 @@ def _releases(table: Mapping[str, Column]) -> Iterator[tuple[tuple[int, ...], st
     """Yield the version of each column, oldest first."""
     for name in table:
         yield tuple(int(part) for part in name.split(".")), name
-
-
-def _numbers(version: str) -> tuple[int, ...] | None:
-    """Return the numbers of a release; None for a development version, which may lie between two releases."""
-    found = re.fullmatch(r"(\d+)\.(\d+)(?:\.(\d+))?(?:\.post\d+)?(?:\+.*)?", version.strip())
-    return tuple(int(part) for part in found.groups() if part is not None) if found else None

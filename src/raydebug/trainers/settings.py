@@ -167,46 +167,36 @@ class Settings:
             return True  # what the command adds with `+` is there too
         return not key.listed_only if self.values is None else key.path in self.values
 
-    def _is_listed(self, key: Key) -> bool:
-        """Return whether the trainer's own config has a key: Hydra needs `++` to set another one."""
-        if self.values is None or key.is_launcher_option:
-            return not key.added
-        return key.path in self.values
-
     def _in_use(self, key: Key) -> bool:
         return key.only_with is None or self.in_use(key.only_with, self.in_force)
 
     def in_force(self, path: str, depth: int = 0) -> Any:
         """Return the value of a key: the command's as text, else the config's; references are followed."""
-        said: Any = self.command.get(path)
-        if said is None:
-            said = self._default(path)
-        reference = _REFERENCE.fullmatch(said) if isinstance(said, str) else None
+        value: Any = self.command.get(path)
+        if value is None:
+            in_config = self.values is not None and path in self.values
+            value = (self.values or {})[path] if in_config else self._defaults.get(path)
+        reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
         if reference is None or depth > _DEPTH_MAX:
-            return said
+            return value
         target = reference["path"]
         if target.startswith("."):
             target = path.rpartition(".")[0] + target
-        found = self.in_force(target, depth + 1)
-        return reference["default"] if found is None else found
-
-    def _default(self, path: str) -> Any:
-        if self.values is not None and path in self.values:
-            return self.values[path]
-        return self._defaults.get(path)
+        value = self.in_force(target, depth + 1)
+        return reference["default"] if value is None else value
 
     def text(self, word: str) -> str | None:
         """Return a setting as text without Hydra's quotes; None if it is null or has no key."""
         key = self.column.get(word)
-        found = self.in_force(key.path) if key else None
-        plain = None if found is None else text_of(found).strip("'\"")
+        value = self.in_force(key.path) if key else None
+        plain = None if value is None else text_of(value).strip("'\"")
         return None if plain in (None, "", "null") else plain
 
     def number(self, word: str) -> int | float | None:
         """Return a setting as a number; None if it has no value or is no plain number."""
-        said = self.text(word)
+        text = self.text(word)
         try:
-            return None if said is None else float(said) if "." in said else int(said)
+            return None if text is None else float(text) if "." in text else int(text)
         except ValueError:
             return None
 
@@ -230,18 +220,19 @@ class Settings:
                 self.changes.append(Change(word, other, str(self.command.get(other)), None, f"now {key.path}"))
                 self.command.replace(other, None, added=False)
         value = key.values.get(new, new) if new is not None else None
-        self._change_one(word, key.path, value, why, saves, added=not self._is_listed(key))
+        # Hydra needs `++` to set a key that the trainer's own config does not list.
+        added = key.added if self.values is None or key.is_launcher_option else key.path not in self.values
+        self._change_one(word, key.path, value, why, saves, added=added)
         for path in key.also:
             if self.values is None or path in self.values:
                 self._change_one(word, path, value, why, "", added=False)
 
     def _change_one(self, word: str, path: str, new: str | None, why: str, saves: str, *, added: bool) -> None:
-        said, held = self.command.get(path), self.in_force(path)
-        old = text_of(held)
-        if new is not None and _same(new, old) and (said is not None or not added):
+        old = text_of(self.in_force(path))
+        if new is not None and _same(new, old) and (self.command.get(path) is not None or not added):
             return
         change = Change(word, path, old, new, why, saves)
-        earlier = next((n for n, one in enumerate(self.changes) if (one.setting, one.key) == (word, path)), None)
+        earlier = next((n for n, past in enumerate(self.changes) if (past.setting, past.key) == (word, path)), None)
         if earlier is not None:  # it keeps its place, with both reasons
             first = self.changes.pop(earlier)
             change = replace(change, old=first.old, why=f"{first.why}; {why}")
@@ -254,18 +245,18 @@ class Settings:
 def text_of(value: Any) -> str:
     """Return a value as Hydra's override grammar has it."""
     if isinstance(value, list | tuple):
-        return f"[{','.join(text_of(one) for one in value)}]"
+        return f"[{','.join(map(text_of, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _same(one: str, other: str) -> bool:
+def _same(text: str, other: str) -> bool:
     """Return whether two texts are the same value to Hydra: without quotes, spaces in lists and the case of True."""
 
     def plain(text: str) -> str:
         text = re.sub(r"['\"\s]", "", text)
         return text.lower() if text.lower() in ("true", "false", "null") else text
 
-    return plain(one) == plain(other)
+    return plain(text) == plain(other)
 
 
 def counted_saving(word: str, old: str, new: str | None) -> str:

@@ -111,11 +111,11 @@ def main_config(file: Path, command: Overrides) -> MainConfig:
         OSError: the program cannot be read.
     """
     main = _MAIN.search(file.read_text(encoding="utf-8", errors="replace"))
-    said = dict(_OPTION.findall(main["options"])) if main else {}
-    name = command.option("--config-name", "-cn") or said.get("config_name")
+    options = dict(_OPTION.findall(main["options"])) if main else {}
+    name = command.option("--config-name", "-cn") or options.get("config_name")
     if name is None:
         raise NotComposed(f"{file} names no config of Hydra's")
-    at = command.option("--config-path", "-cp") or said.get("config_path", ".")
+    at = command.option("--config-path", "-cp") or options.get("config_path", ".")
     # Relative to the program's file. Source: Hydra 1.3, --config-path
     return MainConfig(name, (file.parent / at).resolve(), command.option("--config-dir", "-cd"))
 
@@ -214,17 +214,17 @@ class _Composer:
         inner = Path(*entry.removeprefix("pkg://").replace("/", ".").split("."))
         installed = package_folder(inner.parts[0]) if inner.parts else None
         folders = [self._working_dir / inner, *([installed.parent / inner] if installed else [])]
-        found = next((folder for folder in folders if folder.is_dir()), None)
-        if found is None:
+        here = next((folder for folder in folders if folder.is_dir()), None)
+        if here is None:
             self._lost.append(entry)
-        return found or folders[0]
+        return here or folders[0]
 
     def _without_overrides(self, defaults: list[Any]) -> Iterator[Any]:
         """Record each `override GROUP: CHOICE`, and yield the other entries."""
         for entry in defaults:
-            said = next(iter(entry), "") if isinstance(entry, dict) else ""
-            if str(said).startswith("override "):
-                self._asked.setdefault(str(said).removeprefix("override ").strip().lstrip("/"), str(entry[said]))
+            group = next(iter(entry), "") if isinstance(entry, dict) else ""
+            if str(group).startswith("override "):
+                self._asked.setdefault(str(group).removeprefix("override ").strip().lstrip("/"), str(entry[group]))
             else:
                 yield entry
 
@@ -238,8 +238,8 @@ class _Composer:
             return
         if not isinstance(entry, dict) or len(entry) != 1:
             raise NotComposed(f"a default that is neither a name nor a group: {entry!r}")
-        ((said, choice),) = entry.items()
-        words = str(said).split()
+        ((option, choice),) = entry.items()
+        words = str(option).split()
         optional = words[0] == "optional"
         inner, _, at = words[-1].partition("@")
         where = _joined(group, inner)
@@ -249,8 +249,11 @@ class _Composer:
         choice = choice if asked is None else asked
         if choice in (None, "null"):
             return
-        for one in choice if isinstance(choice, list) else [choice]:
-            name = _CHOICE.sub(lambda found: self._choice(found[1]), str(one)).removesuffix(".yaml")
+        for file in choice if isinstance(choice, list) else [choice]:
+            groups = _CHOICE.findall(str(file))
+            if other := next((group for group in groups if group not in self._chosen), None):
+                raise NotComposed(f"${{{other}}} is not a choice of the defaults list")
+            name = _CHOICE.sub(lambda group: self._chosen[group[1]], str(file)).removesuffix(".yaml")
             self._chosen[where] = name
             try:
                 self.add(whole, name, group=where, package=place, depth=depth + 1)
@@ -258,23 +261,18 @@ class _Composer:
                 if not optional:
                     raise self._missing(str(failure)) from failure
 
-    def _choice(self, group: str) -> str:
-        if group not in self._chosen:
-            raise NotComposed(f"${{{group}}} is not a choice of the defaults list")
-        return self._chosen[group]
-
     def _read(self, name: str) -> tuple[str, dict[str, object]]:
         for folder in self._folders:
             file = folder / f"{name}.yaml"
             if is_file(file):
                 return read_yaml(file)
-        said = f"there is no {name}.yaml in {', '.join(map(str, self._folders))}"
-        raise FileNotFoundError(said) if "/" in name else self._missing(said)
+        reason = f"there is no {name}.yaml in {', '.join(map(str, self._folders))}"
+        raise FileNotFoundError(reason) if "/" in name else self._missing(reason)
 
-    def _missing(self, said: str) -> NotComposed:
+    def _missing(self, reason: str) -> NotComposed:
         if self._lost:
-            return NotComposed(f"{said}; {', '.join(self._lost)} is not installed here")
-        return ConfigMissing(said)
+            return NotComposed(f"{reason}; {', '.join(self._lost)} is not installed here")
+        return ConfigMissing(reason)
 
 
 def read_yaml(file: Path) -> tuple[str, dict[str, Any]]:
@@ -355,21 +353,21 @@ class Overrides(Arguments):
     def get(self, path: str) -> str | None:
         """Return the value of a key or of an option of torchrun; None if the command does not give it."""
         if path.startswith("--"):
-            found = self._option(path)
-            return None if found is None else found[1]
-        said = [argument.partition("=")[2] for argument in self.arguments if key_of(argument) == path]
-        return said[-1] if said else None
+            option = self._option(path)
+            return None if option is None else option[1]
+        values = [argument.partition("=")[2] for argument in self.arguments if key_of(argument) == path]
+        return values[-1] if values else None
 
     def replace(self, path: str, value: str | None, *, added: bool) -> None:
         if path.startswith("--"):
-            while (found := self._option(path)) is not None:
-                at, _, length = found
+            while (option := self._option(path)) is not None:
+                at, _, length = option
                 del self.launcher[at : at + length]
             if value is not None:
                 self.launcher.insert(0, f"{path}={value}")
             return
-        overrides = [at for at, argument in enumerate(self.arguments) if _is_override(argument)]
-        end = overrides[-1] + 1 if overrides else 0
+        is_override = [key_of(argument) is not None or argument.startswith("~") for argument in self.arguments]
+        end = len(is_override) - is_override[::-1].index(True) if True in is_override else 0
         kept = [argument for argument in self.arguments[:end] if key_of(argument) != path]
         if value is not None:
             # "++" sets a key whether or not the config has it. Source: Hydra 1.3, override grammar. Overrides stay
@@ -391,10 +389,10 @@ class Overrides(Arguments):
         if "." not in path or "@" in path or path.startswith("hydra."):
             return None
         nearest = ""
-        for one in known:
-            if one == path or one.startswith(f"{path}."):
+        for name in known:
+            if name == path or name.startswith(f"{path}."):
                 return None
-            nearest = max(nearest, one, key=lambda key: _closeness(path, key))
+            nearest = max(nearest, name, key=lambda key: _closeness(path, key))
         return nearest if _closeness(path, nearest) >= TYPO_CLOSENESS else None
 
     def spelling(self, path: str, nearest: str) -> str:
@@ -416,8 +414,8 @@ class Overrides(Arguments):
     def _option(self, name: str) -> tuple[int, str, int] | None:
         """Return the index of an option of torchrun, its value, and the number of arguments of the two."""
         for at, argument in enumerate(self.launcher):
-            said, sign, value = argument.partition("=")
-            if said.startswith("--") and said.replace("-", "_") == name.replace("-", "_"):
+            option, sign, value = argument.partition("=")
+            if option.startswith("--") and option.replace("-", "_") == name.replace("-", "_"):
                 return (at, value, 1) if sign else (at, next(iter(self.launcher[at + 1 :]), ""), 2)
         return None
 
@@ -428,19 +426,15 @@ def as_hydra_reads(path: Path) -> str:
     return text if re.fullmatch(r"[\w./~@%+-]+", text) else "'" + text.replace("'", "\\'") + "'"
 
 
-def _is_override(argument: str) -> bool:
-    return key_of(argument) is not None or argument.startswith("~")
-
-
 def key_of(argument: str) -> str | None:
     """Return the key of an override; None for an option, and for a deletion (`~key`)."""
     key, sign, _ = argument.partition("=")
     return key.lstrip("+") if sign and not argument.startswith(("-", "~")) else None
 
 
-def _closeness(key: str, known: str) -> float:
+def _closeness(key: str, other: str) -> float:
     """Return the similarity of the least similar parts of two keys: `rollout.n` and `rollout.name` differ."""
-    mine, theirs = key.split("."), known.split(".")
+    mine, theirs = key.split("."), other.split(".")
     if len(mine) != len(theirs):
         return 0.0
     return min(

@@ -7,6 +7,7 @@ OmegaConf 2.3, "Variable interpolation" and "Resolvers".
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -34,8 +35,8 @@ class _Unresolved(Exception):
 
 def split_unread(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the arguments that are known, and the overrides whose value a script left to the shell."""
-    unread = [one for one in arguments if "=" in one and _OF_SHELL.search(one.partition("=")[2])]
-    return [one for one in arguments if one not in unread], unread
+    unread = [word for word in arguments if "=" in word and _OF_SHELL.search(word.partition("=")[2])]
+    return [word for word in arguments if word not in unread], unread
 
 
 def with_overrides(whole: dict[str, Any], arguments: Sequence[str], groups: Sequence[str] = ()) -> None:
@@ -50,13 +51,13 @@ def with_overrides(whole: dict[str, Any], arguments: Sequence[str], groups: Sequ
         CannotCompose: Hydra would refuse one of them.
     """
     for argument in arguments:
-        said = None if argument.startswith("-") else _OVERRIDE.fullmatch(argument)
-        if said is None or (said["value"] is None and said["sign"] != "~"):
+        override = None if argument.startswith("-") else _OVERRIDE.fullmatch(argument)
+        if override is None or (override["value"] is None and override["sign"] != "~"):
             continue
-        key = said["key"]
+        key = override["key"]
         if key in groups or key.startswith(("hydra.", "hydra/")) or "@" in key or "/" in key:
             continue
-        _apply(whole, said["sign"], key, said["value"])
+        _apply(whole, override["sign"], key, override["value"])
 
 
 def _apply(whole: dict[str, Any], sign: str, key: str, text: str | None) -> None:
@@ -122,13 +123,13 @@ class _Reader:
 
     def _items(self, end: str, item: Any) -> list[Any]:
         self.at += 1
-        found: list[Any] = []
+        items: list[Any] = []
         while True:
             self._spaces()
             if self.text[self.at] == end:
                 self.at += 1
-                return found
-            found.append(item())
+                return items
+            items.append(item())
             self._spaces()
             if self.text[self.at] == ",":
                 self.at += 1
@@ -148,8 +149,8 @@ class _Reader:
         end = self.at + 1
         while self.text[end] != quote:
             end += 2 if self.text[end] == "\\" else 1
-        said, self.at = self.text[self.at + 1 : end], end + 1
-        return said.replace(f"\\{quote}", quote)
+        inner, self.at = self.text[self.at + 1 : end], end + 1
+        return inner.replace(f"\\{quote}", quote)
 
     def _word(self, ends: str, *, plain: bool = True) -> Any:
         """Return a word up to one of these, outside of any reference."""
@@ -190,28 +191,20 @@ class _Resolver:
         self._whole, self._steps = whole, 0
 
     def mapping(self, node: Mapping[str, Any], path: tuple[str, ...], depth: int) -> dict[str, Any]:
-        found = {}
+        known = {}
         for key, value in node.items():
-            try:
-                found[str(key)] = self._value(value, (*path, str(key)), depth)
-            except _Unresolved:
-                continue
-        return found
+            with contextlib.suppress(_Unresolved):
+                known[str(key)] = self._value(value, (*path, str(key)), depth)
+        return known
 
     def _value(self, value: Any, path: tuple[str, ...], depth: int) -> Any:
         if isinstance(value, Mapping):
             return self.mapping(value, path, depth)
         if isinstance(value, list):
-            return [self._value(one, (*path, str(at)), depth) for at, one in enumerate(value)]
-        if isinstance(value, str):
-            return (
-                self._text(value, path, depth)
-                if "${" in value
-                else float(value)
-                if _OF_YAML.fullmatch(value)
-                else value
-            )
-        return value
+            return [self._value(item, (*path, str(at)), depth) for at, item in enumerate(value)]
+        if isinstance(value, str) and "${" in value:
+            return self._text(value, path, depth)
+        return float(value) if isinstance(value, str) and _OF_YAML.fullmatch(value) else value
 
     def _text(self, text: str, path: tuple[str, ...], depth: int) -> Any:
         """Return a text with each reference replaced by its value; a reference alone keeps the value's type."""
@@ -228,41 +221,39 @@ class _Resolver:
             done, text = f"{done}{text[:start]}{value}", text[end + 1 :]
         return done + text
 
-    def _reference(self, said: str, path: tuple[str, ...], depth: int) -> Any:
-        resolver = _RESOLVER.match(said)
+    def _reference(self, inner: str, path: tuple[str, ...], depth: int) -> Any:
+        resolver = _RESOLVER.match(inner)
         if resolver is None:
-            return self._at(str(self._text(said, path, depth + 1)), path, depth)
-        first, comma, default = (part.strip() for part in said[resolver.end() :].partition(","))
+            return self._at(str(self._text(inner, path, depth + 1)), path, depth)
+        first, comma, default = (part.strip() for part in inner[resolver.end() :].partition(","))
         if resolver[1] == "oc.select":
             try:
-                found = self._at(first, path, depth)
+                value = self._at(first, path, depth)
             except _Unresolved:
-                found = None
+                value = None
         elif resolver[1] == "oc.env":
-            found = os.environ.get(first)
+            value = os.environ.get(first)
         else:  # a function of the program
-            raise _Unresolved(said)
-        if found is not None or (resolver[1] == "oc.select" and not comma):
-            return found
+            raise _Unresolved(inner)
+        if value is not None or (resolver[1] == "oc.select" and not comma):
+            return value
         if not comma:
-            raise _Unresolved(said)
+            raise _Unresolved(inner)
         return self._text(default, path, depth + 1) if "${" in default else parsed(default)
 
-    def _at(self, said: str, path: tuple[str, ...], depth: int) -> Any:
-        name = said.lstrip(".")
-        dots = len(said) - len(name)
+    def _at(self, key: str, path: tuple[str, ...], depth: int) -> Any:
+        name = key.lstrip(".")
+        dots = len(key) - len(name)
         target = (*path[: len(path) - dots], *name.split(".")) if dots else tuple(name.split("."))
         node: Any = self._whole
         for part in target:
             if isinstance(node, str) and "${" in node:
                 node = self._text(node, target, depth + 1)
             if not isinstance(node, Mapping) or part not in node:
-                raise _Unresolved(said)
+                raise _Unresolved(key)
             node = node[part]
-        if node == MISSING:
-            raise _Unresolved(said)
-        if depth > DEPTH_MAX:
-            raise _Unresolved(said)
+        if node == MISSING or depth > DEPTH_MAX:
+            raise _Unresolved(key)
         return self._value(node, target, depth + 1)
 
 
