@@ -74,11 +74,12 @@ RUN --mount=type=secret,id=extra_ca \
     HOME=/root /opt/uv/bin/pip install --disable-pip-version-check -q --require-hashes -r /mnt/installer.txt
 ENV UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
 
-# raydebug's own wheel, built with the locked hatchling.
+# raydebug's own wheels, built with the locked hatchling.
 FROM uv AS wheel
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE docker-compose.yml docker-compose.cpu.yml ./
 COPY env env
+COPY packages packages
 COPY src src
 RUN --mount=type=secret,id=extra_ca \
     --mount=type=secret,id=package_env \
@@ -86,7 +87,9 @@ RUN --mount=type=secret,id=extra_ca \
     --mount=type=tmpfs,target=/tmp \
     --mount=type=bind,source=ci/package-access,target=/mnt/package-access \
     . /mnt/package-access; \
-    /opt/uv/bin/uv build --quiet --wheel --build-constraints env/dev.lock --require-hashes --out-dir /dist .
+    for project in . packages/raydebug-cpu; do \
+      /opt/uv/bin/uv build --quiet --wheel --build-constraints env/dev.lock --require-hashes --out-dir /dist "$project"; \
+    done
 
 # Ray and debugpy, without torch.
 FROM base AS core
@@ -251,9 +254,11 @@ RUN --mount=type=bind,from=wheel,source=/dist,target=/mnt/dist \
     . /mnt/fixed-times; \
     install -D -m 755 -t /opt/raydebug/entrypoints /mnt/entrypoints/*; \
     export UV_LINK_MODE=copy UV_NO_INSTALLER_METADATA=1 PYTHONHASHSEED=0; \
-    /mnt/uv/bin/uv pip install --quiet --no-cache --offline --no-deps --python /opt/venv/bin/python /mnt/dist/*.whl; \
+    set -- /mnt/dist/raydebug-*.whl; \
+    if [ "$FLAVOUR" = cpu ]; then set -- "$@" /mnt/dist/raydebug_cpu-*.whl; fi; \
+    /mnt/uv/bin/uv pip install --quiet --no-cache --offline --no-deps --python /opt/venv/bin/python "$@"; \
     installed=$(/opt/venv/bin/python -c 'import raydebug; print(raydebug.__path__[0])'); \
-    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash "$installed"; \
+    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash "$installed"*/; \
     grep -qF "# body: ${LOCK_DIGEST}" "$installed/env/${FLAVOUR}.lock"; \
     /opt/venv/bin/python /mnt/env/sbom.py "$FLAVOUR" /opt/raydebug/sbom.cdx.json
 ENV RAYDEBUG_FLAVOUR=${FLAVOUR}

@@ -398,7 +398,7 @@ def use(session: nox.Session, flavour: str, *, named: str = "", python: str = ""
     locks = [Path("env", f"{flavour}.lock"), Path("env", "dev.lock")]
     wanted = {"locks": f"{digest(locks)} for {python}"}
     if project:
-        wanted["raydebug"] = digest(wheel_inputs())
+        wanted["raydebug"] = digest(wheel_inputs(flavour))
     guard = GUARDS.setdefault(folder, folder.with_name(f"{folder.name}.guard").open("wb"))
     fcntl.flock(guard, fcntl.LOCK_SH)
     while any(stamp(folder, part) != made_of for part, made_of in wanted.items()):
@@ -410,8 +410,8 @@ def use(session: nox.Session, flavour: str, *, named: str = "", python: str = ""
             stamp(folder, "locks", wanted["locks"])
         if project and stamp(folder, "raydebug") != wanted["raydebug"]:
             built_with = ("--build-constraints", "env/dev.lock")  # hatchling as locked
-            options = ("--quiet", "--no-deps", "--reinstall-package", "raydebug", *built_with)
-            session.run_install(uv(), "pip", "install", *options, ".")
+            options = ("--quiet", "--no-deps", "--reinstall", *built_with)
+            session.run_install(uv(), "pip", "install", *options, ".", *(f"./{path}" for path in beside(flavour)))
             # Each process of a test would compile our modules anew where PYTHONDONTWRITEBYTECODE is set.
             packages = map(str, folder.glob("lib/*/site-packages/raydebug"))
             session.run_install(str(folder / "bin/python"), "-m", "compileall", "-q", *packages)
@@ -440,10 +440,16 @@ def stamp(folder: Path, part: str, made_of: str | None = None) -> str:
     return file.read_text() if file.exists() else ""
 
 
-def wheel_inputs() -> list[Path]:
-    """Return all that raydebug's wheel is built from."""
+def beside(flavour: str) -> list[Path]:
+    """Return the distributions of this repository that a flavour has beside raydebug."""
+    return [Path("packages", "raydebug-cpu")] if flavour == "cpu" else []
+
+
+def wheel_inputs(flavour: str) -> list[Path]:
+    """Return all that the wheels of a flavour are built from."""
     build = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    return [*map(Path, ("pyproject.toml", "README.md", "LICENSE", *build["only-include"], *build["force-include"]))]
+    files = ("pyproject.toml", "README.md", "LICENSE", *build["only-include"], *build["force-include"])
+    return [*map(Path, files), *beside(flavour)]
 
 
 def digest(paths: Iterable[Path]) -> str:

@@ -28,7 +28,7 @@ def environment(uv: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
     """Make an environment with a file of dist/ in it, and return its folder of programs."""
 
     def make(python: str, kind: str, *, with_ray: bool) -> Path:
-        (file,) = (ROOT / "dist").glob({"wheel": "*.whl", "sdist": "*.tar.gz"}[kind])
+        (file,) = (ROOT / "dist").glob({"wheel": "raydebug-*.whl", "sdist": "raydebug-*.tar.gz"}[kind])
         folder = tmp_path_factory.mktemp("installed") / "env"
         if python not in PYTHONS:
             pytest.skip(f"there is no Python {python} here, neither on the PATH nor among pyenv's")

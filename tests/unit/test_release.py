@@ -70,14 +70,15 @@ def test_two_builds_that_differ(tmp_path: Path, differs: str, code: int) -> None
     builder = tmp_path / "uv"  # in place of uv: what it "builds" depends on what the test plants
     builder.write_text(
         "#!/bin/bash\n"
-        "for last; do :; done\n"
-        "out=${last%/source}/dist\n"
-        'mkdir -p "$out" && cd "$last"\n'
+        'while [ "$1" != --out-dir ]; do shift; done\n'
+        'out=$2; mkdir -p "$out" && cd "$3"\n'
         f'echo "a{differs}" >"$out/a.whl"\n'
     )
     builder.chmod(0o755)
     checkout = tmp_path / "checkout"
     (checkout / "ci").mkdir(parents=True)
+    (checkout / "packages/raydebug-cpu").mkdir(parents=True)
+    (checkout / "packages/raydebug-cpu/pyproject.toml").touch()
     script = Path(shutil.copy(ROOT / "ci" / "dist-twice", checkout / "ci"))
     git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b.invalid"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "a"]):
@@ -89,13 +90,17 @@ def test_two_builds_that_differ(tmp_path: Path, differs: str, code: int) -> None
 
 
 def test_version_has_one_source() -> None:
-    """The wheel's version is that of the program; CHANGELOG.md begins with what comes next or with this version."""
+    """The wheels have the version of the program; CHANGELOG.md begins with what comes next or with this version."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert (project["project"]["dynamic"], project["tool"]["hatch"]["version"]["path"]) == (
         ["version"],
         "src/raydebug/__init__.py",
     )
     assert "version" not in project["project"]
+    cpu = ROOT / "packages/raydebug-cpu"
+    assert f'__version__ = "{raydebug.__version__}"' in (cpu / "src/raydebug_cpu/__init__.py").read_text()
+    beside = tomllib.loads((cpu / "pyproject.toml").read_text())["project"]
+    assert f"raydebug=={raydebug.__version__}" in beside["dependencies"]
     headings = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")]
     assert headings[0].startswith(("## [Unreleased]", f"## [{raydebug.__version__}]"))
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from raydebug import __version__
 from raydebug.check import env_machine
 from raydebug.check.config import is_on_cpu, trains_on_gpus_only
 from raydebug.check.probes import Facts
@@ -130,6 +131,13 @@ def judge_packages(facts: Mapping[str, Any], *, trainer: str | None, engine: str
     if trainer != "verl":  # what it needs beside these is in no list of raydebug's
         missing &= {"ray", "torch", "transformers"}
     yield from (_not_there(name, flavour, trainer or "") for name in sorted(missing))
+    if trainer == "verl" and is_on_cpu(facts["variables"]) and "raydebug-cpu" not in has:
+        yield error(
+            "env.package-missing",
+            "raydebug-cpu is not installed in the cluster's Python",
+            why="VERL_PLATFORM=cpu names a platform that verl itself has not: \"Unknown platform 'cpu'\"",
+            fix=f"pip install raydebug-cpu=={__version__}",
+        )
     if "debugpy" not in has:
         yield error(
             "env.package-missing",

@@ -34,7 +34,7 @@ TINY = "RAYDEBUG_TINY"
 """Parts of the training to replace by tiny ones, made where the driver runs: `model`, `data` or both."""
 
 PATCHES = "RAYDEBUG_PATCHES"
-"""Patches of verl and vLLM, separated by commas, that each process applies (trainers/verl/cpu/patches.py)."""
+"""Patches of verl and vLLM, separated by commas, that each process applies (trainers/verl/patches.py)."""
 
 ROLLOUTS = "RAYDEBUG_ROLLOUTS"
 """`record:FOLDER`, `replay:FOLDER` or `only-rollout:`: what the driver does with rollouts (profile/rollouts.py)."""

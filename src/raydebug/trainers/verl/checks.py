@@ -38,8 +38,8 @@ from raydebug.trainers.verl.config_files import (
     key_of,
     main_config,
 )
-from raydebug.trainers.verl.cpu import wanted
 from raydebug.trainers.verl.keys import KEYS_FILE, is_in_use, needs_critic
+from raydebug.trainers.verl.patches import is_on_cpu
 
 PPO = read_columns(KEYS_FILE)["ppo"]
 _MODEL, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
@@ -175,7 +175,7 @@ class PpoChecks:
         if wrong:
             return wrong  # the other rules would report the same values again
         variables = facts["variables"]
-        on_cpu = wanted(variables)
+        on_cpu = is_on_cpu(variables)
         if gpus is None and not on_cpu and value_at(values, "trainer.nnodes") == 1:
             gpus = facts["gpus"]  # of this machine, on which the cluster would start
         batch = judge_batch(values) if _is_release(facts) else ()

@@ -1,6 +1,6 @@
 """verl's trainer without a rollout engine: `run --replay` trains on recorded rollouts, and vLLM is not started.
 
-`verl_plugin` imports this module after verl's own trainers, so that `trainer.v1.trainer_mode` can name it.
+`worker/import_hooks` imports this module after verl's own trainers, so that `trainer.v1.trainer_mode` can name it.
 Source: verl 0.9.1 trainer/ppo/v1/trainer_base.py (`_enable_hybrid_replicas`, register_trainer), trainer_sync.py,
 main_ppo.py (agent_loop_manager_class), utils/skip/rollout_skip.py (RolloutTqSkip).
 """

@@ -112,10 +112,10 @@ class Verl(Trainer):
         return is_in_use(part, value_of)
 
     def on_cpu(self, environ: Mapping[str, str]) -> bool:
-        """Return whether verl's CPU plug-in (`cpu`) is asked for."""
-        from raydebug.trainers.verl.cpu import wanted
+        """Return whether verl's platform for CPUs is asked for (packages/raydebug-cpu)."""
+        from raydebug.trainers.verl.patches import is_on_cpu
 
-        return wanted(environ)
+        return is_on_cpu(environ)
 
     def fit_batches(self, program: str, settings: Settings) -> None:
         from raydebug.trainers.verl.batch_sizes import fit_batches

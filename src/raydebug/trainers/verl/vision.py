@@ -1,6 +1,6 @@
 """Models with images: two defects of verl and vLLM, where they are installed, and what a profile changes.
 
-`cpu/patches.py` repairs both defects, on a CPU always, elsewhere if RAYDEBUG_PATCHES names them. What is installed is
+`patches.py` repairs both defects, on a CPU always, elsewhere if RAYDEBUG_PATCHES names them. What is installed is
 read from its source: importing vLLM takes 12 s.
 """
 
@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from raydebug.trainers.config import package_folder
 from raydebug.trainers.hub import model_folder
-from raydebug.trainers.verl.cpu import asked_patches, wanted
+from raydebug.trainers.verl.patches import EQUAL_LENGTHS, NORMALIZATION, is_patched
 
 if TYPE_CHECKING:
     from raydebug.trainers.settings import Settings
-
-NORMALIZATION, EQUAL_LENGTHS = "image-normalization-kept", "position-ids-of-equal-lengths"
 
 # Their processors take min_pixels and max_pixels; others refuse them.
 QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -64,7 +62,7 @@ def loses_normalization(load_format: str, architecture: str) -> bool:
     initialize_dummy_weights; github.com/vllm-project/vllm/pull/50411.
     """
     vllm = package_folder("vllm")
-    if vllm is None or not load_format.startswith("dummy") or _is_patched(NORMALIZATION):
+    if vllm is None or not load_format.startswith("dummy") or is_patched(NORMALIZATION, os.environ):
         return False
     models = vllm / "model_executor" / "models"
     named = re.search(rf'"{re.escape(architecture)}": \(\s*"(\w+)"', _text(models / "registry.py"))
@@ -78,13 +76,9 @@ def breaks_equal_lengths() -> bool:
     Source: verl 0.9.1 utils/tensordict_utils.py maybe_fix_3d_position_ids; github.com/verl-project/verl/issues/7899.
     """
     verl = package_folder("verl")
-    if verl is None or _is_patched(EQUAL_LENGTHS):
+    if verl is None or is_patched(EQUAL_LENGTHS, os.environ):
         return False
     return "_ragged_idx = 2" in _text(verl / "utils" / "tensordict_utils.py")
-
-
-def _is_patched(name: str) -> bool:
-    return wanted(os.environ) or name in asked_patches(os.environ)
 
 
 def _text(file: Path) -> str:

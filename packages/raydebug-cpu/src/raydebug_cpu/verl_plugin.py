@@ -9,34 +9,22 @@ from __future__ import annotations
 import os
 import sys
 
-from raydebug.trainers.verl.after_import import after_import
-from raydebug.trainers.verl.cpu import apply_asked, wanted
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
+from raydebug.trainers.verl.patches import is_on_cpu
 
 
 def register() -> None:
-    """Make this process's verl run on the CPU with VERL_PLATFORM=cpu; else apply the patches that are asked for."""
-    after_import("verl.trainer.ppo.v1.trainer_sync", _offer_replay)
-    if not wanted(os.environ):
-        apply_asked("verl", os.environ)
+    """Make this process's verl run on the CPU with VERL_PLATFORM=cpu."""
+    if not is_on_cpu(os.environ):
         return
-    from raydebug.trainers.verl.cpu import patches, vllm_plugin
+    from raydebug_cpu import patches, vllm_plugin
 
     # The FSDP engine is registered for "cuda" and "npu" only; this is verl's own override of that look-up.
     # Source: verl 0.9.1 workers/engine/base.py:402.
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     vllm_plugin.offer()
-    import raydebug.trainers.verl.cpu.platform  # noqa: F401 - importing registers PlatformCPU with verl
+    import raydebug_cpu.platform  # noqa: F401 - importing registers PlatformCPU with verl
 
     patches.apply("verl")
-
-
-def _offer_replay(_module: ModuleType) -> None:
-    """Register the trainer of `run --replay` beside verl's own."""
-    import raydebug.trainers.verl.replay  # noqa: F401 - importing registers it
 
 
 try:

