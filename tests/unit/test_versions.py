@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+import raydebug
 from raydebug.check.env import judge_packages
 from raydebug.cluster.dashboard import why_no_gcs
 from raydebug.cluster.find import cluster_at
@@ -96,3 +97,17 @@ def test_check_env_knows_the_range(package, version, expected):
     facts = {"packages": has, "conflicts": [], "python": "3.13.0", "user_site": [], "executable": "python"}
     found = list(judge_packages(facts, trainer=None))
     assert [(one.severity, one.what, one.fix) for one in found] == expected
+
+
+@pytest.mark.parametrize(("variables", "has"), [({"VERL_PLATFORM": "cpu"}, False), ({}, True)])
+def test_the_platform_for_cpus_is_named(variables, has):
+    """A verl training on a CPU needs raydebug-cpu, and `check env` names the package; one on a GPU does without."""
+    facts = {
+        "packages": {"verl": "0.9.1"},
+        "conflicts": [],
+        "python": "3.11.7",
+        "user_site": [],
+        "executable": "python",
+    }
+    found = [one.fix for one in judge_packages({**facts, "variables": variables}, trainer="verl")]
+    assert (f"pip install raydebug-cpu=={raydebug.__version__}" not in found) == has
