@@ -17,12 +17,13 @@ from raydebug.console.view import heading
 from raydebug.errors import RaydebugError
 from raydebug.jobs.stop_options import tripwire_variables
 from raydebug.protocol import variables
-from raydebug.protocol.tripwires import MAX_CHARACTERS, BadCondition, history_lines, parse
+from raydebug.protocol.tripwires import EXPECTED, MAX_CHARACTERS, BadCondition, history_lines, parse
 from raydebug.render import Paint
 from raydebug.worker import import_hooks, memory_in_use, tripwires
 from raydebug.worker.tripwires import Tripwires
 
 NAN = math.nan
+JOINED = f"{EXPECTED}, joined by `and` and `or`"
 
 
 def trips(text: str, *values: object, name: str = "a") -> list[int]:
@@ -45,6 +46,7 @@ def trips(text: str, *values: object, name: str = "a") -> list[int]:
         ("a > 1 and (a < 3 or a == 7)", [2, 7], [0]),
         ("nan(a)or inf(a)", [NAN, math.inf], [0]),
         (" or ".join(["(a > 1)"] * 30), [2], [1]),
+        (" a\n> 1 ", [2], [1]),
     ],
 )
 def test_tests(text: str, holds: list[float], does_not: list[float]) -> None:
@@ -66,34 +68,34 @@ def test_names(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("", "character 1: expected a metric, nan(METRIC) or inf(METRIC); the condition ends"),
-        ("actor/grad_norm", "character 16: expected one of >= <= == != > < after actor/grad_norm; the condition ends"),
-        ("actor/grad_norm >", "character 18: expected a number; the condition ends"),
-        ("100 < a", "character 1: expected a metric, nan(METRIC) or inf(METRIC); found '100'"),
-        ("a > b", "character 5: expected a number; found 'b'"),
-        ("a > nan", "character 5: expected a number; write nan(METRIC); found 'nan'"),
-        ("a = 3", "character 3: '=' is not part of a condition; == compares"),
-        ("a > 3 && b > 3", "character 7: '&' is not part of a condition; write `and`"),
-        ("memory > 95%", "character 12: '%' is not part of a condition; write 0.95 for 95 %"),
-        ("a > 3 4", "character 7: expected `and`, `or`, `for N steps` or the end; found '4'"),
-        ("(a > 3", "character 7: expected ')'; the condition ends"),
-        ("nan(3)", "character 5: expected a metric; found '3'"),
-        ("a > 3 for 0 steps", "character 11: expected a whole number from 1 on after `for`; found '0'"),
-        ("a > 3 for 00 steps", "character 11: expected a whole number from 1 on after `for`; found '00'"),
-        ("a > 3 for 5", "character 12: expected `steps`; the condition ends"),
-        ("a > 0x10", "character 5: '0' is not part of a condition"),
-        ("a\x00", "character 2: '\\x00' is not part of a condition"),
-        ("__import__('os')",
-         "character 11: '(' after __import__: the only functions are nan(METRIC) and inf(METRIC)"),
-        ("os.system('rm') == 0",
-         "character 10: '(' after os.system: the only functions are nan(METRIC) and inf(METRIC)"),
-        ("[x for x in y]", "character 1: '[' is not part of a condition"),
-        ("(" * 200 + "a > 3", "character 21: more than 20 nested brackets"),
+        ("", f"it is no condition at its end; {JOINED}"),
+        ("actor/grad_norm", f"{EXPECTED}; found 'actor/grad_norm'"),
+        ("actor/grad_norm >", f"it is no condition at its end; {JOINED}"),
+        ("100 < a", f"{EXPECTED}; found '100 < a'"),
+        ("1 < a < 3", f"{EXPECTED}; found '1 < a < 3'"),
+        ("not (a > 3)", f"{EXPECTED}; found 'not (a > 3)'"),
+        ("a > b", "expected a number; found 'b'"),
+        ("a > nan", "expected a number; write nan(METRIC); found 'nan'"),
+        ("a > 'text'", "expected a number; found \"'text'\""),
+        ("a = 3", f"it is no condition at character 3; {JOINED}"),
+        ("a > 3 && b > 3", f"it is no condition at character 8; {JOINED}"),
+        ("memory > 95%", f"it is no condition at its end; {JOINED}"),
+        ("a > 3 4", f"it is no condition at character 7; {JOINED}"),
+        ("(a > 3", f"it is no condition at character 1; {JOINED}"),
+        ("nan(3)", f"{EXPECTED}; found 'nan(3)'"),
+        ("a > 3 for 0 steps", "expected a whole number from 1 on after `for`; found '0'"),
+        ("a > 3 for 00 steps", "expected a whole number from 1 on after `for`; found '00'"),
+        ("a > 3 for 5", f"it is no condition at character 7; {JOINED}"),
+        ("a\x00", f"it is no condition with this character; {JOINED}"),
+        ("__import__('os')", f"{EXPECTED}; found \"__import__('os')\""),
+        ("os.system('rm') == 0", f"{EXPECTED}; found \"os.system('rm') == 0\""),
+        ("[x for x in y]", f"it is no condition at character 4; {JOINED}"),
+        ("(" * 200 + "a > 3", f"it is no condition at character 200; {JOINED}"),
         ("a" * 501, f"it has 501 characters; {MAX_CHARACTERS} are the limit"),
     ],
 )  # fmt: skip
 def test_bad_conditions(text: str, cause: str, tmp_path: Path) -> None:
-    """A condition with a syntax error, or with code in it, is refused with the place and the reason."""
+    """A condition with a syntax error, or with code in it, is refused with the reason."""
     with pytest.raises(BadCondition) as refused:
         parse(text)
     assert str(refused.value) == cause

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import operator
 import re
@@ -22,22 +23,20 @@ Test: TypeAlias = Callable[[Values], bool]
 
 MEMORY = "memory"  # the fraction of the memory in use: of the host or of a GPU, whichever is larger
 MAX_CHARACTERS = 500
-MAX_DEPTH = 20  # of nested brackets
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
-    ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt,
+EXPECTED = "expected METRIC OPERATOR NUMBER, nan(METRIC) or inf(METRIC)"
+_COMPARE: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
+    ast.GtE: operator.ge, ast.LtE: operator.le, ast.Eq: operator.eq,
+    ast.NotEq: operator.ne, ast.Gt: operator.gt, ast.Lt: operator.lt,
 }  # fmt: skip
 _FUNCTIONS: dict[str, Callable[[float], bool]] = {"nan": math.isnan, "inf": math.isinf}
-_WORDS = ("and", "or", "for", "steps", "step")
-_TOKEN = re.compile(
-    r"(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?(?![\w.]))"
-    r"""|(?P<name>[a-z_][\w./@-]*|'[^']+'|"[^"]+")|(?P<mark>>=|<=|==|!=|[<>()])|(?P<end>$)""",
-    re.IGNORECASE,
+_METRIC = re.compile(
+    r"""'[^']+'|"[^"]+"|(?<![\w.])(?!(?:and|or)(?![\w./@-])|(?:nan|inf)\s*\()[a-z_][\w./@-]*""", re.IGNORECASE
 )
-_INSTEAD = {"=": "; == compares", "&": "; write `and`", "|": "; write `or`", "%": "; write 0.95 for 95 %"}
+_FOR_STEPS = re.compile(r"\sfor\s+(\S+)\s+steps?\s*$")
 
 
 class BadCondition(ValueError):
-    """A condition with a syntax error; the text says at which character, counted from 1, and why."""
+    """A condition with a syntax error; the text says where and why."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,64 @@ def parse(text: str) -> Condition:
     """
     if len(text) > MAX_CHARACTERS:
         raise BadCondition(f"it has {len(text)} characters; {MAX_CHARACTERS} are the limit")
-    return _Parser(text).condition()
+    end = _FOR_STEPS.search(text)
+    if end is not None and not (end[1].isdecimal() and int(end[1]) > 0):
+        raise BadCondition(f"expected a whole number from 1 on after `for`; found {end[1]!r}")
+    parser = _Parser(text if end is None else text[: end.start()])
+    holds = parser.holds()
+    return Condition(text, tuple(parser.names), holds, 1 if end is None else int(end[1]))
+
+
+class _Parser:
+    """Python's own parser, for which each metric is a name of the same length: `/`, `@` and `-` are operators there."""
+
+    def __init__(self, test: str) -> None:
+        self._test = test.strip().replace("\n", " ")
+        self.names: dict[str, None] = {}
+
+    def holds(self) -> Test:
+        """Return what evaluates the test; `names` has the metrics then."""
+        masked = _METRIC.sub(lambda metric: "_" * len(metric[0].encode()), self._test)
+        try:
+            tree = ast.parse(masked, mode="eval").body
+        except (SyntaxError, ValueError) as error:
+            at = getattr(error, "offset", None)
+            where = f"at character {at}" if at else "at its end" if at == 0 else "with this character"
+            raise BadCondition(f"it is no condition {where}; {EXPECTED}, joined by `and` and `or`") from None
+        return self._holds(tree)
+
+    def _holds(self, node: ast.expr) -> Test:
+        """Return what evaluates a part of a condition."""
+        match node:
+            case ast.BoolOp():
+                tests, combine = [self._holds(value) for value in node.values], all
+                if isinstance(node.op, ast.Or):
+                    combine = any
+                return lambda values: combine(test(values) for test in tests)
+            case ast.Compare(left=ast.Name(), ops=[kind], comparators=[limit]) if type(kind) in _COMPARE:
+                name, number, compare = self._metric(node.left), self._number(limit), _COMPARE[type(kind)]
+                return lambda values: compare(values[name], number)
+            case ast.Call(func=ast.Name(id=word), args=[ast.Name() as metric], keywords=[]) if word in _FUNCTIONS:
+                inside, function = self._metric(metric), _FUNCTIONS[word]
+                return lambda values: function(values[inside])
+        found = self._text(node)
+        raise BadCondition(f"{EXPECTED}; found {found!r}")
+
+    def _text(self, node: ast.expr) -> str:
+        return ast.get_source_segment(self._test, node) or ""
+
+    def _metric(self, node: ast.expr) -> str:
+        name = self._text(node).strip("'\"")
+        self.names[name] = None
+        return name
+
+    def _number(self, node: ast.expr) -> float:
+        try:
+            return float(ast.literal_eval(node))
+        except (ValueError, TypeError, OverflowError):
+            found = self._text(node)
+            hint = f"; write {found}(METRIC)" if found in _FUNCTIONS else ""
+            raise BadCondition(f"expected a number{hint}; found {found!r}") from None
 
 
 def history_lines(tripwire: TripwireRecord | None) -> list[str]:
@@ -77,84 +133,3 @@ def history_lines(tripwire: TripwireRecord | None) -> list[str]:
         named = f"steps {steps[0]}-{steps[-1]}" if in_a_row else f"step {', '.join(map(str, steps))}"
         lines.append(f"{one.get('metric')} of {named}: {', '.join(one.get('values') or [])}")
     return lines
-
-
-class _Parser:
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._names: dict[str, None] = {}
-        self._depth = 0
-        self._end = 0
-        self._next()
-
-    def condition(self) -> Condition:
-        """Parse the whole text."""
-        test, steps = self._joined("or"), 1
-        if self._word == "for":
-            self._next()
-            counts = self._word.isdecimal() and int(self._word) > 0
-            steps = int(self._take("a whole number from 1 on after `for`", counts))
-            self._take("`steps`", self._word in ("steps", "step"))
-        self._take("`and`, `or`, `for N steps` or the end", self._kind == "end")
-        return Condition(self._text, tuple(self._names), test, steps)
-
-    def _next(self) -> None:
-        """Read the next word."""
-        self._start = len(self._text) - len(self._text[self._end :].lstrip())
-        found = _TOKEN.match(self._text, self._start)
-        if found is None:
-            wrong = self._text[self._start]
-            raise self._refused(f"{wrong!r} is not part of a condition{_INSTEAD.get(wrong, '')}")
-        self._kind, self._word, self._end = str(found.lastgroup), found[0], found.end()
-
-    def _take(self, expected: str, fits: bool) -> str:
-        """Return the current word and read the next one, if the current one fits."""
-        if not fits:
-            found = "the condition ends" if self._kind == "end" else f"found {self._word!r}"
-            raise self._refused(f"expected {expected}; {found}")
-        word = self._word
-        if self._kind != "end":
-            self._next()
-        return word
-
-    def _refused(self, why: str) -> BadCondition:
-        return BadCondition(f"character {self._start + 1}: {why}")
-
-    def _joined(self, word: str) -> Test:
-        """Parse tests joined by `or`, each of which may be several joined by `and`."""
-        tests: list[Test] = []
-        holds = any if word == "or" else all
-        while not tests or self._word == word:
-            if tests:
-                self._next()
-            tests.append(self._joined("and") if word == "or" else self._test())
-        return tests[0] if len(tests) == 1 else lambda values: holds(test(values) for test in tests)
-
-    def _test(self) -> Test:
-        if self._word == "(":
-            self._depth += 1
-            if self._depth > MAX_DEPTH:
-                raise self._refused(f"more than {MAX_DEPTH} nested brackets")
-            self._next()
-            test = self._joined("or")
-            self._take("')'", self._word == ")")
-            self._depth -= 1
-            return test
-        word = self._word
-        name = self._metric("a metric, nan(METRIC) or inf(METRIC)")
-        if self._word == "(":
-            if word not in _FUNCTIONS:
-                raise self._refused(f"'(' after {word}: the only functions are nan(METRIC) and inf(METRIC)")
-            self._next()
-            name, function = self._metric("a metric"), _FUNCTIONS[word]
-            self._names[name] = None
-            self._take("')'", self._word == ")")
-            return lambda values: function(values[name])
-        self._names[name] = None
-        compare = _COMPARE[self._take(f"one of {' '.join(_COMPARE)} after {word}", self._word in _COMPARE)]
-        hint = f"; write {self._word}(METRIC)" if self._word in _FUNCTIONS else ""
-        limit = float(self._take(f"a number{hint}", self._kind == "number"))
-        return lambda values: compare(values[name], limit)
-
-    def _metric(self, expected: str) -> str:
-        return self._take(expected, self._kind == "name" and self._word not in _WORDS).strip("'\"")
