@@ -20,7 +20,7 @@ from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.state import Cluster
 from raydebug.console.session import GatewayAddress
 from raydebug.dap import DapSession, RequestFailed, open_proven
-from raydebug.editors import listen
+from raydebug.editors import adapter
 from raydebug.errors import RaydebugError
 from raydebug.protocol import client_handshake, wire
 from raydebug.protocol.client_handshake import NotProven
@@ -78,11 +78,15 @@ def attach(cluster: Cluster) -> None:
     asyncio.run(address.open("1", steal=False, on_output=lambda _: None))
 
 
-def attach_by_listen(cluster: Cluster) -> None:
+def attach_by_an_editor(cluster: Cluster) -> None:
+    address = GatewayAddress(cluster.gateway_host, cluster.gateway_port, cluster.token)
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await adapter.Relay(reader, writer, lambda _: address).run()
+
     async def look() -> None:
-        address = GatewayAddress(cluster.gateway_host, cluster.gateway_port, cluster.token)
-        listener = listen.Listener(address, "1", say=lambda _: None)
-        session = await DapSession.connect("127.0.0.1", await listener.open(0))
+        server = await asyncio.start_server(forward, "127.0.0.1", 0)
+        session = await DapSession.connect("127.0.0.1", server.sockets[0].getsockname()[1])
         await session.request("initialize")
         try:
             await session.request("attach")
@@ -102,7 +106,7 @@ CLIENTS: dict[str, Callable[[Cluster], object]] = {
     "the recorder": lambda cluster: gateway_client.fetch_snapshots(cluster, "job"),
     "snapshot": lambda cluster: gateway_client.save_pause(cluster, "1"),
     "attach": attach,
-    "an editor's adapter, listen": attach_by_listen,
+    "an editor's adapter": attach_by_an_editor,
 }
 
 

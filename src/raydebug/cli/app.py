@@ -71,7 +71,6 @@ HEADINGS = {
     ),
     "Editors": (
         Verb("vscode", "editors:vscode"),
-        Verb("listen", "editors:listen"),
         Verb("adapter", "editors:adapter", hidden=True),
         Verb("mcp", "mcp:mcp"),
     ),

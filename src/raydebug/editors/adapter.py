@@ -76,8 +76,6 @@ class Relay:
     Args:
         reader, writer: the client.
         find_address: returns the gateway for the arguments of the client's `attach`; may raise RaydebugError.
-        target: the pause to attach, in place of the one in the request; None: as requested.
-        first: bytes of the client that were read already.
         snapshot: a file or a run that every `attach` opens; None: what the request names.
     """
 
@@ -86,15 +84,11 @@ class Relay:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         find_address: Callable[[Message], GatewayAddress],
-        target: str | None = None,
-        first: bytes = b"",
         snapshot: str | None = None,
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._find_address = find_address
-        self._target = target
-        self._first = first
         self._snapshot = snapshot
         self._session: SnapshotSession | None = None
         self._hello: Message = {}
@@ -119,7 +113,7 @@ class Relay:
     # Client to gateway
 
     async def _forward(self) -> None:
-        async for message in _messages(self._reader, self._first):
+        async for message in _messages(self._reader):
             command = message.get("command") if message.get("type") == "request" else None
             if self._gateway is not None:
                 self._gateway.write(wire.encode(self._named(message) if command in NAMED else message))
@@ -181,11 +175,10 @@ class Relay:
         self._backward = asyncio.ensure_future(self._forward_back(reader))
 
     def _named(self, request: Message) -> Message:
-        """Return a request for the gateway, with our target and copies, without a token that the editor knows."""
+        """Return a request for the gateway, with our copies, without a token that the editor knows."""
         arguments, copies = request.get("arguments"), self._copies()
         given = {**(arguments if isinstance(arguments, dict) else {}), **({COPIES: copies} if copies else {})}
         if request["command"] == "attach":
-            given |= {} if self._target is None else {"target": self._target}
             given.pop("token", None)
         return {**request, "arguments": given}
 
@@ -228,13 +221,11 @@ def _snapshot_of(attach: Message) -> str:
     return str(arguments.get("snapshot") or "") if isinstance(arguments, dict) else ""
 
 
-async def _messages(reader: asyncio.StreamReader, first: bytes = b"") -> AsyncIterator[Message]:
+async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Message]:
     decoder = wire.Decoder()
-    data = first or await reader.read(READ_BYTES)
-    while data:
+    while data := await reader.read(READ_BYTES):
         for message in decoder.feed(data):
             yield message
-        data = await reader.read(READ_BYTES)
 
 
 if __name__ == "__main__":
