@@ -41,8 +41,8 @@ def main() -> None:
         from raydebug.cluster.state import Cluster
         from raydebug.jobs.memory_samples import SAMPLE_EVERY_S
         from raydebug.jobs.recorder import Recorder
-        from raydebug.jobs.run_folder import load_run
         from raydebug.report.write import write_report
+        from raydebug.runs.folder import load_run
         from raydebug.trainers.verl.trainer import Verl
 
         place = Path(folder)

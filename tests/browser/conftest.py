@@ -15,6 +15,7 @@ import run_documents
 from chromium import NAMES, Chromium, Tab, find_chromium
 from raydebug.report.crash import crash_page
 from raydebug.report.run import run_page
+from raydebug.runs.record import read_document
 from snapshot_files import crashed_reward
 
 AXE = "axe-core@4.14.1"  # MPL-2.0; Deque's checker of accessibility
@@ -57,11 +58,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The pages of the documents in tests/support/run_documents.py, each in a run's folder of its own."""
     folder = tmp_path_factory.mktemp("runs")
     texts = {
-        "failed": run_page(run_documents.failed_run()),
-        "hostile": run_page(run_documents.hostile_run()),
-        "huge": run_page(run_documents.huge_run()),
-        "empty": run_page({}),
-        "live": run_page({**run_documents.failed_run(), "status": "running", "ended": None}, reload_s=3600.0),
+        "failed": run_page(read_document(run_documents.failed_run())),
+        "hostile": run_page(read_document(run_documents.hostile_run())),
+        "huge": run_page(read_document(run_documents.huge_run())),
+        "empty": run_page(read_document({})),
+        "live": run_page(
+            read_document({**run_documents.failed_run(), "status": "running", "ended": None}), reload_s=3600.0
+        ),
         "crash": crash_page(crashed_reward()),
     }
     paths = {name: folder / name / "report.html" for name in texts}

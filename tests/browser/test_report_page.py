@@ -11,6 +11,7 @@ import pytest
 import run_documents
 from chromium import Chromium, Tab
 from raydebug.report.run import run_page
+from raydebug.runs.record import read_document
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -95,19 +96,19 @@ def test_page_that_reads_itself_again(show: Show, tmp_path: Path) -> None:
     """The page of a run that goes on shows what was written meanwhile, unless its reader has stopped that."""
     path = tmp_path / "report.html"
     document = {**run_documents.failed_run(), "status": "running", "ended": None}
-    path.write_text(run_page(document, reload_s=0.5), encoding="utf-8")
+    path.write_text(run_page(read_document(document), reload_s=0.5), encoding="utf-8")
     tab = show(path)
     assert (
         tab.ask("document.querySelector('.reloads').textContent.trim()") == "read again every 0.5 s, until the run ends"
     )
-    path.write_text(run_page({**document, "status": "succeeded"}), encoding="utf-8")
+    path.write_text(run_page(read_document({**document, "status": "succeeded"})), encoding="utf-8")
     tab.wait_for_load()
     assert tab.ask("document.title").startswith("succeeded: ")
     assert tab.ask("document.querySelector('.reloads')") is None
-    path.write_text(run_page(document, reload_s=0.5), encoding="utf-8")
+    path.write_text(run_page(read_document(document), reload_s=0.5), encoding="utf-8")
     tab.open(path)
     tab.ask("document.querySelector('.reloads input').click()")
-    path.write_text(run_page({**document, "status": "succeeded"}), encoding="utf-8")
+    path.write_text(run_page(read_document({**document, "status": "succeeded"})), encoding="utf-8")
     time.sleep(1.5)
     assert tab.ask("document.title").startswith("running: ")
     assert {one["request"]["url"] for one in tab.events("Network.requestWillBeSent")} == {path.as_uri()}
@@ -146,7 +147,7 @@ def test_many_pauses_and_steps(chromium: Chromium, tmp_path: Path, capsys: pytes
     """A page of 5,000 pauses and 10,000 steps opens, and shows all pauses when asked; what it took is printed."""
     begun = time.process_time()
     path = tmp_path / "report.html"
-    path.write_text(run_page(run_documents.huge_run()), encoding="utf-8")
+    path.write_text(run_page(read_document(run_documents.huge_run())), encoding="utf-8")
     made_s = time.process_time() - begun
     opened_s = []
     for screen in ({}, PHONE):

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from chromium import Tab
-from raydebug.jobs.run_folder import read_run
-from raydebug.trace.record import read_recorded
+from raydebug.runs.folder import read_run
+from raydebug.runs.timeline import read_recorded
 from raydebug.trace.viewer import POLICY, Viewer, find_viewer
 from raydebug.trace.write import write_trace
 from trace_files import recorded_run

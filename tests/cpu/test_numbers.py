@@ -17,11 +17,11 @@ from demo import TRAINING
 from raydebug.cluster import local
 from raydebug.cluster.state import Cluster
 from raydebug.cluster.up import UpOptions
-from raydebug.jobs.run_folder import load_run
+from raydebug.runs.folder import load_run
+from raydebug.runs.timeline import PARTS, read_recorded
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model
 from raydebug.trace.lanes import groups_of
-from raydebug.trace.record import PARTS, read_recorded
 from raydebug.trace.why import steps_of
 from raydebug.trainers.verl.numbers import PEARSON, PEARSON_LEAST
 from runs import starting_runs
@@ -95,7 +95,7 @@ def train(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., tuple[str,
 
         def run(*settings: str) -> tuple[str, dict[str, Any]]:
             text = start("--profile", "debug", "--", *TRAINING, *settings).end(timeout_s=TRAINING_LIMIT_S)
-            return text, load_run()
+            return text, load_run().document
 
         yield run
 
@@ -136,7 +136,7 @@ def test_healthy_training(train: Callable[..., tuple[str, dict[str, Any]]]) -> N
 
 def check_trace(run: dict[str, Any]) -> None:
     """Check that the trace of a training of two steps has all lanes, and the phases of each step as verl timed them."""
-    recorded = read_recorded(run)
+    recorded = read_recorded(load_run())
     steps = {step.number: step for step in steps_of(recorded)}
     for logged in run["steps"]:
         timed = {name.partition("/")[2]: value for name, value in logged["metrics"].items() if "timing_s/" in name}

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from demo import TRAINING
 from raydebug.cluster import local
 from raydebug.cluster.state import Cluster
 from raydebug.cluster.up import UpOptions
-from raydebug.jobs.run_folder import load_run
+from raydebug.runs.folder import load_run
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model
 from runs import Run, attach, starting_runs
@@ -54,7 +53,7 @@ def cluster() -> Iterator[Cluster]:
 
 def updates() -> list[dict[str, float]]:
     """Return the metrics of the last run's updates, and print how long its first one took."""
-    run: dict[str, Any] = load_run()
+    run = load_run().document
     phases = {phase["name"]: phase["end_s"] for phase in run["phases"]}
     print({name: round(end, 1) for name, end in phases.items() if end is not None})
     return [{name: step["metrics"][name] for name in ("actor/pg_loss", "actor/grad_norm")} for step in run["steps"]]

@@ -11,7 +11,7 @@ import pytest
 
 from raydebug.client.gateway_client import fetch_pauses
 from raydebug.cluster.state import Cluster
-from raydebug.jobs.run_folder import load_run
+from raydebug.runs.folder import load_run
 from runs import JOBS, RAYDEBUG, Run, wait_for
 from verl_fork import make_fork
 
@@ -93,7 +93,7 @@ def test_record_of_a_profile(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(script)
     argv = [str(RAYDEBUG), "run", "--name", cluster.name, "--profile", "debug", "--", "bash", "run.sh"]
     subprocess.run(argv, cwd=tmp_path, check=True, timeout=60, stdin=subprocess.DEVNULL, capture_output=True)
-    changes = load_run()["changes"]
+    changes = load_run().document["changes"]
     assert {"key": "a", "old": "b", "new": "c", "why": "d"} not in changes
     assert [(one["old"], one["new"]) for one in changes if one["key"] == "data.train_batch_size"] == [("512", "8")]
 
@@ -115,7 +115,7 @@ def test_follow_as_run_does(cluster: Cluster) -> None:
     printed, _ = following.communicate(timeout=60)
     assert "done: task" in printed
     assert following.returncode == 0
-    run = load_run(submission_id)  # the follower's record
+    run = load_run(submission_id).document  # the follower's record
     assert (run["status"], run["exit_code"], run["command"]) == ("succeeded", 0, ["python", "cases.py", "task"])
     assert [one["id"] for one in run["pauses"]] == [pause["id"]]
     assert run["pauses"][0]["end_s"] > run["pauses"][0]["start_s"]

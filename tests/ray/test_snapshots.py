@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from raydebug.jobs.run_folder import runs_dir
+from raydebug.runs.folder import runs_dir
 from runs import Run, raydebug, three_lines, wait_for
 
 pytestmark = pytest.mark.xdist_group("ray-stacks")  # they share its cluster

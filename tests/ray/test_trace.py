@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from raydebug.cluster.state import Cluster
-from raydebug.jobs.run_folder import SPANS, TASKS, load_run
+from raydebug.runs.folder import SPANS, TASKS, load_run
+from raydebug.runs.timeline import read_recorded
 from raydebug.trace.lanes import groups_of
-from raydebug.trace.record import read_recorded
 from raydebug.trace.why import explain
 from runs import Run, raydebug, starting_runs, wait_for
 
@@ -189,7 +189,7 @@ def test_trace_while_it_runs(train: Callable[..., Run], tmp_path: Path) -> None:
     run = train()
     wait_for(lambda: "steps have ended" in run.text, "the steps", run=run)
     time.sleep(2)  # a worker reports its tasks each second
-    tasks = Path(load_run()["folder"]) / TASKS
+    tasks = load_run().folder / TASKS
     assert not tasks.exists() or "Trainer.fit" not in tasks.read_text()
     done = raydebug("trace", "-o", str(tmp_path / "trace.json"))
     assert done.returncode == 0, done.stderr
@@ -229,6 +229,6 @@ time.sleep(5)
 def test_a_job_without_spans(train: Callable[..., Run]) -> None:
     """With --no-spans neither spans nor Ray's tasks are recorded."""
     train("--no-spans").end()
-    folder = Path(load_run()["folder"])
+    folder = load_run().folder
     assert not (folder / SPANS).exists()
     assert not (folder / TASKS).exists()

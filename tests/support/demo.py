@@ -84,7 +84,7 @@ class Training:
     def rows(self) -> list[tuple[str, float]]:
         """Return each phase that has ended with its seconds, and the second step."""
         spans = [span for span in self.phases.spans(None) if span not in self.phases.taken]
-        rows = [(span["name"], span["end_s"] - span["start_s"]) for span in spans if span["end_s"] is not None]
+        rows = [(span.name, span.end_s - span.start_s) for span in spans if span.end_s is not None]
         return rows + [("second step", step["seconds"]) for step in self.phases.steps if step["step"] == 2]
 
     def wait(self, limit_s: float) -> int:

@@ -23,7 +23,7 @@ import runs
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.state import Cluster
 from raydebug.jobs.deaths import fetch_deaths
-from raydebug.jobs.run_folder import load_run
+from raydebug.runs.folder import load_run
 
 KINDS = {  # of death, and of the certificate
     "sigkill": "sigkill",
@@ -168,7 +168,7 @@ def plant(cluster: Cluster, kind: str) -> dict[str, Any]:
         said_at = first_word(run)
         with contextlib.suppress(subprocess.TimeoutExpired):
             run.process.wait(30)
-        document, output = load_run("last"), run.text
+        document, output = load_run("last").document, run.text
         ended = fetch_deaths(cluster, document["id"])
         said = [line.removeprefix("death: ") for line in output.splitlines() if line.startswith("death: ")]
         told = [line for line in output.splitlines() if line.startswith(("diagnosis", "  ", "fix"))]

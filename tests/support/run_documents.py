@@ -6,7 +6,7 @@ import math
 import random
 from typing import Any
 
-from raydebug.jobs.memory_samples import NODE
+from raydebug.runs.record import NODE
 
 Document = dict[str, Any]
 STARTED = 1_790_000_000.0

@@ -20,9 +20,10 @@ from raydebug.diagnose.read import Line, read_lines
 from raydebug.diagnose.rules import load_rules
 from raydebug.diagnose.run_diagnosis import add_command, as_finding, diagnose_run, find_run
 from raydebug.errors import RaydebugError
-from raydebug.jobs.run_folder import LOG, SNAPSHOTS, STACKS, RunFolder
 from raydebug.jobs.submit import Job, folder_of, job_entrypoint, job_variables
 from raydebug.report.run import run_page
+from raydebug.runs.folder import LOG, SNAPSHOTS, STACKS, RunFolder
+from raydebug.runs.record import read_document
 from raydebug.trainers.registry import words
 from run_documents import failed_run
 from snapshot_files import crashed_reward, write
@@ -41,7 +42,8 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def record(log: str, *, status: str = "failed", hangs: bool = False, **more: object) -> Path:
     """Write the folder of a run."""
     folder = RunFolder(RUN)
-    folder.write({"kind": "run", "id": RUN, "command": ["python", "train.py"], "status": status, **more})
+    document = {"kind": "run", "id": RUN, "command": ["python", "train.py"], "status": status, **more}
+    folder.write(read_document(document))
     (folder.path / LOG).write_text(log)
     if hangs:
         (folder.path / STACKS).write_text(json.dumps({"version": 1, "processes": [], "verdict": VERDICT}))
@@ -117,7 +119,9 @@ def test_copied_folder(tmp_path: Path) -> None:
     """The folder of a run is read wherever it was copied to; its snapshots are no logs."""
     copied = record(MEMORY).rename(tmp_path / "a run")
     write(copied / SNAPSHOTS, crashed_reward(pid=7319))
-    assert (find_run(str(copied)) or {})["id"] == RUN
+    run = find_run(str(copied))
+    assert run is not None
+    assert run.id == RUN
     assert find_run(str(tmp_path)) is None
     assert find_run("no-such-run") is None
     run = CliRunner().invoke(cli.app_for(["diagnose"]), ["diagnose", str(copied)])
@@ -134,7 +138,7 @@ DIAGNOSIS = Diagnosis(
 def test_report_shows_the_diagnosis() -> None:
     """The page of a run has the diagnosis among its findings, with the line that shows it, and no secret in it."""
     finding = as_finding(DIAGNOSIS)
-    page = run_page({**failed_run(), "findings": [finding]})
+    page = run_page(read_document({**failed_run(), "findings": [finding]}))
     for text in ("cuda-oom", "a GPU has no memory left", "a smaller micro batch", "Judge rank 1:7: OutOfMemoryError"):
         assert text in page
     assert "hf_abcdef" not in json.dumps(finding)
@@ -144,8 +148,8 @@ def test_check_train_says_the_diagnosis() -> None:
     """A training that fails in `check train` is explained by the diagnosis that its run has left."""
     record("", findings=[{"code": "run.hangs", "what": "x"}, as_finding(DIAGNOSIS)])
     log = f"job {RUN}: python train.py\nboom\njob {RUN} failed: it ended\n"
-    assert [one["code"] for one in train.recorded_run(log)["findings"]] == ["run.hangs", "cuda-oom"]
-    assert train.recorded_run("") == train.recorded_run("job raydebug-2: x\n") == {}
+    assert [one["code"] for one in train.recorded_run(log).findings] == ["run.hangs", "cuda-oom"]
+    assert train.recorded_run("") == train.recorded_run("job raydebug-2: x\n") == train.NOT_RECORDED
 
 
 # Fixes that can be applied

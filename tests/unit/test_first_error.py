@@ -13,6 +13,7 @@ from raydebug.diagnose.cause import diagnose
 from raydebug.diagnose.read import last_words, read_lines
 from raydebug.diagnose.run_diagnosis import failure_lines
 from raydebug.report.run import run_page
+from raydebug.runs.record import read_document
 from run_documents import failed_run
 
 
@@ -220,7 +221,7 @@ def test_one_answer(name: str) -> None:
     certainty = "" if first.confidence == "exact" else f", {first.confidence}"
     words = f"{record['title']} ({first.name}{certainty}); {record['cause']}"
     assert failure_lines(first, "job")[0] == f"diagnosis: {words}"
-    assert f"First error{words}" in plain(run_page({**failed_run(), "first_error": record}))
+    assert f"First error{words}" in plain(run_page(read_document({**failed_run(), "first_error": record})))
     who = f"raised by {record['who']}" if record["kind"] != first.name else f"in {record['who']}"
     text = "\n".join(failure_lines(first, "job"))
     assert who in text
@@ -231,5 +232,5 @@ def test_record_of_an_older_version() -> None:
     """The first error in the record of an older version, and of a check, is shown as before."""
     old = {"kind": "ValueError", "text": "no", "who": "W rank 1", "place": "/x.py:3"}
     assert "First errorValueError: noraised by W rank 1, at /x.py:3" in plain(
-        run_page({**failed_run(), "first_error": old})
+        run_page(read_document({**failed_run(), "first_error": old}))
     )

@@ -23,12 +23,13 @@ from raydebug.console.frames import is_own_source
 from raydebug.console.view import heading
 from raydebug.errors import RaydebugError
 from raydebug.jobs import follow
-from raydebug.jobs.run_folder import RunFolder
 from raydebug.protocol.listings import ListedBreakpoint, ListedPause, ListedProcess, ListedStacks
 from raydebug.protocol.memory import ProcessMemory
 from raydebug.protocol.questions import CollectiveTimes
 from raydebug.protocol.records import Comparison, Id, PauseRecord
 from raydebug.protocol.training import TrainingWords
+from raydebug.runs.folder import RunFolder
+from raydebug.runs.record import Run
 from raydebug.worker import source
 
 EVIL = "x\x1b]0;PWN\x07\x1b[31m\u202e\r\x9b\n; touch MARK #"
@@ -99,7 +100,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 VERBS = (
     ["paused"], ["paused", "--json"], ["ps", "--processes"], ["ps", "--processes", "--json"], ["break", "list"],
     ["break", "list", "--json"], ["stacks"], ["stacks", "--all"], ["stacks", "--json"], ["job", "list"],
-    ["job", "list", "--json"], ["job", "status"], ["job", "status", "--json"], ["job", "status", "nope"],
+    ["job", "list", "--json"], ["job", "stop", "nope"],
     ["memory"], ["memory", "--json"],
 )  # fmt: skip
 
@@ -133,7 +134,7 @@ def test_follower_and_debugger(capsys: pytest.CaptureFixture[str]) -> None:
 def test_errors_and_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of files and runs are quoted and without control characters, in `report` and `open`."""
     evil = EVIL.replace("/", "")
-    RunFolder("job").write({**dict.fromkeys(("kind", "status"), "run"), "id": evil, "command": [evil, evil]})
+    RunFolder("job").write(Run(status="run", id=evil, command=[evil, evil]))
     cli._call(["report", "--list"])
     cli._call(["report", "--list", "--json"])
     for words in (["open", "--list", evil], ["open", evil], ["report", evil], ["diagnose", evil]):

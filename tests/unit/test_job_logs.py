@@ -28,7 +28,7 @@ from raydebug.jobs.logs import (
     select_sources,
     stamp_of,
 )
-from raydebug.jobs.run_folder import RunFolder
+from raydebug.runs.folder import RunFolder
 
 ACTOR = {"pid": 7, "class_name": "WorkerDict", "serialized_runtime_env": '{"env_vars": {"RANK": "3"}}'}
 NAMES = [

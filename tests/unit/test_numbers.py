@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -17,8 +19,8 @@ from raydebug.cluster.dashboard import JobInfo
 from raydebug.cluster.runner import LocalRunner
 from raydebug.cluster.state import Cluster
 from raydebug.jobs.recorder import Recorder
-from raydebug.jobs.run_folder import load_run
 from raydebug.protocol.tripwires import parse
+from raydebug.runs.folder import load_run
 from raydebug.trainers.registry import TRAINERS, recognise
 from raydebug.trainers.trainer import StepMetrics
 from raydebug.trainers.verl import numbers
@@ -260,7 +262,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 def record(cluster: Cluster, **variables: str) -> Recorder:
     """Return the recorder of a job with these variables."""
-    about = {"submission_id": "raydebug-1", "start_time": 1000_000.0, "runtime_env": {"env_vars": variables}}
+    about = {"submission_id": "raydebug-1", "start_time": time.time() * 1000, "runtime_env": {"env_vars": variables}}
     return Recorder(cluster, cast("JobInfo", about), ["python"])
 
 
@@ -271,7 +273,7 @@ def test_demo_is_healthy(cluster: Cluster, variables: dict[str, str]) -> None:
     assert made.take_log(DEMO) == []
     made.end("SUCCEEDED", 0, None)
     run = load_run()
-    assert ([step["step"] for step in run["steps"]], run["findings"]) == ([1, 2], [])
+    assert ([step["step"] for step in run.steps], run.findings) == ([1, 2], [])
     assert train.judge(0, DEMO, target(), run) == []
 
 
@@ -290,7 +292,7 @@ def test_record_of_a_run(cluster: Cluster, variables: dict[str, str], severity: 
     assert (found.code, found.severity) == ("train.rollout-mismatch", "warning")
     assert [one.severity for one in made.take_log(second + first)] == [severity] * (severity is not None)
     made.end("SUCCEEDED", 0, None)
-    kept = load_run()["findings"]
+    kept = load_run().findings
     assert [one["code"] for one in kept] == list(made.numbers)
     assert kept[0] == {**found.as_json(), "at_s": kept[0]["at_s"]}
 
@@ -309,7 +311,7 @@ def test_check_train(cluster: Cluster) -> None:
     made.take_log(log)
     made.end("SUCCEEDED", 0, None)
     run = train.recorded_run(log)
-    more = {**run, "findings": [{"code": "run.hangs", "what": "x"}, *run["findings"]]}
+    more = replace(run, findings=[{"code": "run.hangs", "what": "x"}, *run.findings])
     assert train.judge(0, log, target(), more) == [*made.numbers.values()]
     assert [one.severity for one in made.numbers.values()] == ["warning", "note"]
     log += "step:3 - actor/grad_norm:nan\n"

@@ -201,7 +201,7 @@ def test_its_log_is_phases_and_steps() -> None:
     phases = Phases(100.0)
     for at, line in enumerate(LOG):
         phases.take(line, 110.0 + 10 * at)
-    assert [span["name"] for span in phases.spans(None)] == [
+    assert [span.name for span in phases.spans(None)] == [
         "driver: imports, Ray",
         "workers: start, model load",
         "vLLM: engines, weight groups",

@@ -23,12 +23,14 @@ from raydebug.cluster.runner import LocalRunner
 from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError
 from raydebug.findings import error
-from raydebug.jobs import memory_samples, recorder, run_folder
+from raydebug.jobs import memory_samples, recorder
 from raydebug.jobs.memory_samples import Memory
 from raydebug.jobs.phases import MOST_STEPS, Phases
 from raydebug.jobs.recorder import Recorder, _trainer_of
-from raydebug.jobs.run_folder import RunFolder, list_runs, load_run
 from raydebug.report.write import write_report
+from raydebug.runs import folder as run_folder
+from raydebug.runs.folder import RunFolder, list_runs, load_run
+from raydebug.runs.record import CHECK, NODE, RUN, Change, GpuLoad, Phase, ProcessMemory, Run
 from raydebug.trainers.openrlhf import OPENRLHF
 from raydebug.trainers.verl.trainer import VERL
 from runs import wait_for
@@ -62,7 +64,12 @@ def cluster(tmp_path: Path) -> Cluster:
 
 def about(**more: Any) -> dict[str, Any]:
     variables = {"RAYDEBUG_PROFILE": "debug", "HF_TOKEN": "hf_secret"}
-    return {"submission_id": "raydebug-1", "start_time": 1000_000.0, "runtime_env": {"env_vars": variables}, **more}
+    return {
+        "submission_id": "raydebug-1",
+        "start_time": (time.time() - 60) * 1000,
+        "runtime_env": {"env_vars": variables},
+        **more,
+    }
 
 
 def test_phases_of_a_training() -> None:
@@ -70,7 +77,7 @@ def test_phases_of_a_training() -> None:
     phases = Phases(100.0)
     for second, line in enumerate(LOG, start=1):
         phases.take(line, 100.0 + second * 10)
-    assert [(span["name"], span["start_s"], span["end_s"]) for span in phases.spans(120.0)] == [
+    assert [(span.name, span.start_s, span.end_s) for span in phases.spans(120.0)] == [
         ("driver: imports, Ray", 0.0, 10.0),
         ("trainer: imports, data", 10.0, 20.0),
         ("workers: start, imports", 20.0, 30.0),
@@ -92,9 +99,9 @@ def test_phases_of_a_training() -> None:
 def test_phases_of_a_program_that_is_no_training() -> None:
     """Any program has a start and a run; while it goes on, the last phase is open."""
     phases = Phases(0.0)
-    assert phases.spans(None) == [{"name": "start", "start_s": 0.0, "end_s": None}]
+    assert phases.spans(None) == [Phase(name="start", start_s=0.0)]
     phases.take(LOG[0], 3.0)
-    assert phases.spans(None)[-1] == {"name": "run", "start_s": 3.0, "end_s": None}
+    assert phases.spans(None)[-1] == Phase(name="run", start_s=3.0)
 
 
 def test_phases_of_the_own_trainer() -> None:
@@ -124,15 +131,13 @@ def test_memory_of_processes_and_gpus() -> None:
     }
     memory.take("10.0.0.1", statistics, 2.04, {7: "WorkerDict rank 0"})
     memory.take("10.0.0.1", {}, 4.0, {})
-    assert memory.describe() == {
-        "memory": [
-            {"process": "all processes of the node", "node": "10.0.0.1", "samples": [(2.0, 3072.0), (4.0, 0.0)]},
-            {"process": "WorkerDict rank 0", "node": "10.0.0.1", "samples": [(2.0, 300.0)]},
+    assert memory.describe() == (
+        [
+            ProcessMemory(process="all processes of the node", node="10.0.0.1", samples=[(2.0, 3072.0), (4.0, 0.0)]),
+            ProcessMemory(process="WorkerDict rank 0", node="10.0.0.1", samples=[(2.0, 300.0)]),
         ],
-        "gpus": [
-            {"name": "GPU 0: H100", "node": "10.0.0.1", "total_mib": 81559.0, "samples": [(2.0, 1024.0, 37.0)]},
-        ],
-    }
+        [GpuLoad(name="GPU 0: H100", node="10.0.0.1", total_mib=81559.0, samples=[(2.0, 1024.0, 37.0)])],
+    )
 
 
 def node_statistics(at: int) -> dict[str, Any]:
@@ -182,7 +187,7 @@ def test_names_of_workers_are_asked_for_once(cluster: Cluster) -> None:
     assert [sample(), sample()] == [1, 0]
     names[7] = "ray::Trainer.save"
     assert sample() == 0
-    found = {(one["process"], one["node"]) for one in cast("Any", made._memory.describe()["memory"])}
+    found = {(one.process, one.node) for one in made._memory.describe()[0]}
     assert {one for one in found if one[0] == "Trainer"} == {("Trainer", "10.0.0.1")}  # pid 7 of the other is another
 
 
@@ -194,16 +199,15 @@ def test_a_long_run_has_a_small_record(monkeypatch: pytest.MonkeyPatch, cluster:
     for at in range(5_000):
         memory.take("10.0.0.1", node_statistics(at), 2.0 * at, titles)
         assert memory.count <= 2_000
-    found = memory.describe()
-    series = [*cast("list[Any]", found["memory"]), *cast("list[Any]", found["gpus"])]
-    assert sum(len(one["samples"]) for one in series) == memory.count > 500
-    for one in series:
-        moments = [sample[0] for sample in one["samples"]]
+    processes, gpus = memory.describe()
+    assert sum(len(one.samples) for one in (*processes, *gpus)) == memory.count > 500
+    for samples in [one.samples for one in (*processes, *gpus)]:
+        moments = [sample[0] for sample in samples]
         assert moments[0] == 0
         assert [round(later - at) for at, later in pairwise(moments)] == [memory.every_s] * (len(moments) - 1)
-        assert max(sample[1] for sample in one["samples"]) == 60_000
-        assert [sample[1] for sample in one["samples"]].count(60_000) == 1
-    loads = [sample[2] for sample in cast("list[Any]", found["gpus"])[0]["samples"]]
+        assert max(sample[1] for sample in samples) == 60_000
+        assert [sample[1] for sample in samples].count(60_000) == 1
+    loads = [sample[2] for sample in gpus[0].samples]
     assert all(abs(load - 50) <= 1 for load in loads[:-1])
 
 
@@ -245,9 +249,9 @@ def test_a_record_of_steps(cluster: Cluster) -> None:
     assert len(made._rest) == recorder.REST_CHARS
     made.end("SUCCEEDED", 0, None)
     run = load_run("raydebug-1")
-    assert run["step_count"] == 2
-    assert (run["steps"][0]["step"], run["steps"][0]["metrics"]["actor/pg_loss"]) == (1, -0.32)
-    assert math.isnan(run["steps"][1]["metrics"]["actor/pg_loss"])
+    assert run.step_count == 2
+    assert (run.steps[0]["step"], run.steps[0]["metrics"]["actor/pg_loss"]) == (1, -0.32)
+    assert math.isnan(run.steps[1]["metrics"]["actor/pg_loss"])
 
 
 def test_memory_of_children() -> None:
@@ -261,7 +265,7 @@ def test_memory_of_children() -> None:
         wait_for(lambda: "sleep" in [child.name() for child in measured.children(recursive=True)], "the grandchild")
         made.take("n", {"workers": rows}, 1.0, {workers[0].pid: "Actor"})
         names = {process for process, _ in made.processes}
-        assert names == {memory_samples.NODE, "Actor", "bash of Actor", "sleep of Actor"}
+        assert names == {NODE, "Actor", "bash of Actor", "sleep of Actor"}
         assert made.processes["bash of Actor", "n"].samples[0][1] >= 1
     finally:
         for worker in workers:
@@ -301,7 +305,7 @@ class Logs:
 def test_recorder(cluster: Cluster) -> None:
     """A run leaves its command, its profile's changes, its pauses and its end; values of secret variables stay out."""
     made = Recorder(cluster, about(), ["python", "train.py"])
-    assert load_run()["status"] == "running"
+    assert load_run().status == "running"
     made.take_log("raydebug: the profile 'debug' changes 1 settings:\n  trainer.total_training_steps: null -> 2 (two ")
     made.take_log("are enough)\n")
     made.read_changes(cast("Dashboard", Logs()))
@@ -319,13 +323,14 @@ def test_recorder(cluster: Cluster) -> None:
     made.take_pauses([])
     made.end("FAILED", 1, {"kind": "ValueError", "text": "x", "who": "driver", "place": ""})
     run = load_run("raydebug-1")
-    assert (run["status"], run["exit_code"], run["first_error"]["kind"]) == ("failed", 1, "ValueError")
-    assert run["changes"] == [{"key": "a.b", "old": "x -> y (z)", "new": "2: 3", "why": "two\nare enough (here)"}]
-    (one,) = run["pauses"]
-    assert one["where"] == "/x/train.py:7 f"
-    assert one["end_s"] >= one["start_s"]
-    assert run["variables"]["HF_TOKEN"] == "(hidden)"
-    path = Path(run["folder"])
+    assert (run.status, run.exit_code, (run.first_error or {})["kind"]) == ("failed", 1, "ValueError")
+    change = {"key": "a.b", "old": "x -> y (z)", "new": "2: 3", "why": "two\nare enough (here)"}
+    assert (run.changes, run.document["changes"]) == ([Change(**change)], [change])
+    (one,) = run.pauses
+    assert one.where == "/x/train.py:7 f"
+    assert (one.end_s or 0.0) >= one.start_s
+    assert run.variables["HF_TOKEN"] == "(hidden)"
+    path = run.folder
     assert "hf_secret" not in (path / "run.json").read_text()
     assert (path / "job.log").read_text().endswith("are enough)\n")
     assert {entry.stat().st_mode & 0o777 for entry in path.iterdir()} == {0o600}
@@ -340,7 +345,7 @@ def test_gateway_that_restarts(cluster: Cluster) -> None:
         made.take_pauses(cast("Any", listed))
     assert made.is_paused
     made.end("SUCCEEDED", 0, None)
-    assert [one["id"] for one in load_run("raydebug-1")["pauses"]] == ["3"]
+    assert [one.id for one in load_run("raydebug-1").pauses] == ["3"]
 
 
 def test_clock_that_is_set(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,9 +356,9 @@ def test_clock_that_is_set(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(time, "time", lambda: real() + 7200)
     made.end("SUCCEEDED", 0, None)
     run = load_run("raydebug-1")
-    (one,) = run["pauses"]
-    assert one["end_s"] - one["start_s"] < 3600
-    assert run["ended"] - run["started"] < 3600
+    (one,) = run.pauses
+    assert (one.end_s or 1e9) - one.start_s < 3600
+    assert (run.took_s or 1e9) < 3600
 
 
 def test_disk_that_is_full(
@@ -375,8 +380,8 @@ def test_disk_that_is_full(
     made.take_log("later\n")
     made.end("SUCCEEDED", 0, None)
     assert capsys.readouterr().err == "note: the record of this run is not whole: [Errno 28] No space left on device\n"
-    assert load_run()["status"] == "succeeded"
-    assert (Path(load_run()["folder"]) / "job.log").read_text() == "later\n"
+    assert load_run().status == "succeeded"
+    assert (load_run().folder / "job.log").read_text() == "later\n"
     monkeypatch.setattr(recorder, "RunFolder", full)
     Recorder(cluster, about(), ["x"]).end("SUCCEEDED", 0, None)
 
@@ -387,12 +392,12 @@ def test_finding_a_run(tmp_path: Path) -> None:
         load_run()
     for number, name in enumerate(("raydebug-1a", "raydebug-1b", "raydebug-2")):
         made = RunFolder(name)
-        made.write({"id": name, "started": number})
+        made.write(Run(id=name, started=number))
         os.utime(made.path / "run.json", (number, number))
-    assert load_run()["id"] == "raydebug-2"
-    assert load_run("raydebug-1b")["id"] == "raydebug-1b"
-    assert load_run(str(run_folder.runs_dir() / "raydebug-1a"))["id"] == "raydebug-1a"
-    assert [run["id"] for run in list_runs()] == ["raydebug-1a", "raydebug-1b", "raydebug-2"]
+    assert load_run().id == "raydebug-2"
+    assert load_run("raydebug-1b").id == "raydebug-1b"
+    assert load_run(str(run_folder.runs_dir() / "raydebug-1a")).id == "raydebug-1a"
+    assert [run.id for run in list_runs()] == ["raydebug-1a", "raydebug-1b", "raydebug-2"]
     with pytest.raises(RaydebugError, match="several runs begin with 'raydebug-1'"):
         load_run("raydebug-1")
     with pytest.raises(RaydebugError, match="there is no run 'x'"):
@@ -409,12 +414,12 @@ def test_old_runs_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_folder, "KEPT", 2)
     for number, name in enumerate(("r0", "r1", "check-2", "r3", "r4", "check-5", "check-6")):
         made = RunFolder(name)
-        made.write({"id": name, "started": number})
+        made.write(Run(id=name, started=number))
         os.utime(made.path / "run.json", (number, number))
-    run_folder.remove_oldest(run_folder.RUN)
-    assert [run["id"] for run in list_runs()] == ["check-2", "r3", "r4", "check-5", "check-6"]
-    run_folder.remove_oldest(run_folder.CHECK)
-    assert [run["id"] for run in list_runs()] == ["r3", "r4", "check-5", "check-6"]
+    run_folder.remove_oldest(RUN)
+    assert [run.id for run in list_runs()] == ["check-2", "r3", "r4", "check-5", "check-6"]
+    run_folder.remove_oldest(CHECK)
+    assert [run.id for run in list_runs()] == ["r3", "r4", "check-5", "check-6"]
 
 
 def test_check_leaves_a_folder(tmp_path: Path) -> None:
@@ -428,11 +433,11 @@ def test_check_leaves_a_folder(tmp_path: Path) -> None:
         Outcome("model", SKIPPED, 0.0, 30.0, reason="stage data failed"),
     ]
     record(target, outcomes, 1_800_000_000.0)
-    (document,) = list_runs()
-    assert (document["kind"], document["status"], document["exit_code"]) == ("check", "failed", 1)
-    assert document["phases"] == [{"name": "stage data", "start_s": 0.0, "end_s": 1.5}]
-    assert document["findings"] == [{**finding.as_json(), "stage": "data"}]
-    page = write_report(document).read_text()
+    (run,) = list_runs()
+    assert (run.kind, run.status, run.exit_code) == ("check", "failed", 1)
+    assert run.phases == [Phase(name="stage data", start_s=0.0, end_s=1.5)]
+    assert run.findings == [{**finding.as_json(), "stage": "data"}]
+    page = write_report(run).read_text()
     assert "data.column-missing" in page
     assert "changed nothing" not in page
-    assert "x1y2z3" not in page + json.dumps(document)
+    assert "x1y2z3" not in page + json.dumps(run.document)

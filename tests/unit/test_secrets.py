@@ -23,7 +23,7 @@ from raydebug.diagnose.run_diagnosis import as_finding, diagnose_run
 from raydebug.errors import RaydebugError
 from raydebug.jobs.submit import hide_command, shown_command
 from raydebug.protocol.secrets import Scrubber, is_secret, is_secret_name, scrubbed, without_secret_arguments
-from raydebug.report.document import read_run
+from raydebug.runs.record import read_document
 from raydebug.worker import records, snapshot, source, stacks
 from raydebug.worker.saved_values import Values
 
@@ -351,7 +351,7 @@ def place_diagnoses(text: str, words: list[str], monkeypatch: pytest.MonkeyPatch
 
 def place_runs(text: str, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp: object, capsys: Any) -> str:
     change = {"key": "a.b", "old": text, "new": text}
-    run = read_run({"id": "x", "command": words, "variables": {"A": text}, "changes": [change]})
+    run = read_document({"id": "x", "command": words, "variables": {"A": text}, "changes": [change]})
     return f"{run.command} {run.variables} {run.changes}"
 
 

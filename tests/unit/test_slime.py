@@ -194,7 +194,7 @@ def test_its_log_is_phases_and_steps() -> None:
     phases = Phases(100.0)
     for at, line in enumerate(LOG):
         phases.take(line, 110.0 + 10 * at)
-    assert [span["name"] for span in phases.spans(None)] == [
+    assert [span.name for span in phases.spans(None)] == [
         "driver: imports, Ray", "slime: rollout manager, data", "slime: engines, model load", "slime: first rollout",
         "first step", "training",
     ]  # fmt: skip

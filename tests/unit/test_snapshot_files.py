@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from raydebug.errors import Exit, RaydebugError
-from raydebug.jobs.run_folder import DOCUMENT
 from raydebug.protocol.snapshot import MAX_BYTES, SUFFIX, SavedValue
 from raydebug.render import Paint
+from raydebug.runs.folder import DOCUMENT
 from raydebug.snapshot.console import SavedDebugger
 from raydebug.snapshot.load import (
     MOST_FRAMES,

@@ -25,8 +25,8 @@ from raydebug.dap import DapSession, RequestFailed
 from raydebug.editors import adapter as editors_adapter
 from raydebug.editors.vscode import configuration_for_snapshot
 from raydebug.errors import RaydebugError
-from raydebug.jobs.run_folder import DOCUMENT
 from raydebug.report.crash import crash_page
+from raydebug.runs.folder import DOCUMENT
 from raydebug.snapshot.values import REFUSED
 from snapshot_files import SOURCE, crashed_reward, write
 

@@ -25,11 +25,11 @@ import pytest
 from gateway_under_test import GatewayUnderTest, open_gateway
 from raydebug.gateway.channel import wall_ahead_ns
 from raydebug.jobs import span_log
-from raydebug.jobs.run_folder import SPANS, TASKS
 from raydebug.jobs.span_log import SpanLog
 from raydebug.jobs.submit import Job, job_variables
 from raydebug.protocol import records, wire
 from raydebug.protocol.spans import MOST_AT_ONCE, SpansRecord
+from raydebug.runs.folder import SPANS, TASKS
 from raydebug.worker import control_channel, last_words, span_ring, spans
 
 

@@ -21,8 +21,8 @@ import pytest
 from rich.console import Console
 
 import run_documents
-from raydebug.report.document import read_run
 from raydebug.report.screen import draw, sparkline, take_picture
+from raydebug.runs.record import read_document
 
 LOG = "step:1 - loss\n\x1b[2J\x1b[31mred\x1b[0m \x1b]0;title\x07 end\n\n\u202eback\n"
 NOW = run_documents.STARTED + 400.0
@@ -49,7 +49,7 @@ def running(**more: Any) -> dict[str, Any]:
 
 
 def picture(document: dict[str, Any], log: str = LOG, **more: Any) -> dict[str, Any]:
-    return take_picture(read_run(document), log, NOW, **more)
+    return take_picture(read_document(document), log, NOW, **more)
 
 
 def lines_of(shown: dict[str, Any], width: int = 80, lines: int = 40) -> list[str]:

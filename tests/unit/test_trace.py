@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from raydebug.cli.app import whole_app
 from raydebug.errors import RaydebugError
-from raydebug.jobs.run_folder import read_run
 from raydebug.jobs.span_log import COLUMNS
+from raydebug.runs.folder import read_run
+from raydebug.runs.timeline import Recorded, read_recorded
 from raydebug.trace.lanes import Event, arrange, groups_of
-from raydebug.trace.record import Recorded, read_recorded
 from raydebug.trace.why import explain, slowest
 from raydebug.trace.write import write_trace
 from trace_files import process, recorded_run, run_folder, span
@@ -134,7 +134,7 @@ def test_the_report_has_the_slowest_step(tmp_path: Path) -> None:
         step = {"end_s": 10.0, "seconds": 9.0, "metrics": {}}
         found = training(tmp_path / name, slow=slow, document={"steps": [{"step": n, **step} for n in (1, 2)]})
         page = tmp_path / f"{name}.html"
-        CliRunner().invoke(whole_app(), ["report", str(found.document["folder"]), "--output", str(page)])
+        CliRunner().invoke(whole_app(), ["report", str(found.run.folder), "--output", str(page)])
         assert page.read_text().count("38 s more than usual: generate waited 38 s for one sample") == count
 
 

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from raydebug.cli import app as cli
 from raydebug.cli import check
 from raydebug.errors import Exit, RaydebugError
-from raydebug.jobs.run_folder import DOCUMENT, LOG, STACKS, RunFolder
 from raydebug.profile.swap import hide_from_git
+from raydebug.runs.folder import DOCUMENT, LOG, STACKS, RunFolder
+from raydebug.runs.record import Run
 from raydebug.settings.files import NotPlainText, atomic_write, open_private, read_json, write_named
 from raydebug.tiny import appearing
 from snapshot_files import crashed_reward, write
@@ -71,7 +72,7 @@ DEFAULT_PLACES: dict[str, Callable[[], object]] = {
     ".vscode/launch.json": lambda: raydebug("vscode", "--snapshot", SNAPSHOT),
     ".raydebug/.gitignore": lambda: hide_from_git(Path(".raydebug")),
     STACKS: lambda: atomic_write(Path(STACKS), "{}"),
-    "state/raydebug/runs/r/run.json": lambda: RunFolder("r").write({}),
+    "state/raydebug/runs/r/run.json": lambda: RunFolder("r").write(Run()),
     "state/raydebug/runs/r/snapshots/c9.snapshot.gz": lambda: RunFolder("r").add_snapshot("c9", b""),
 }
 NEW_ONLY: dict[str, Callable[[], object]] = {

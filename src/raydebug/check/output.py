@@ -14,8 +14,9 @@ from raydebug.check.target import Target
 from raydebug.cluster.state import name_option
 from raydebug.errors import Exit
 from raydebug.findings import Finding
-from raydebug.jobs.run_folder import CHECK, RunFolder, remove_oldest
 from raydebug.protocol.secrets import without_secret_arguments
+from raydebug.runs.folder import RunFolder, remove_oldest
+from raydebug.runs.record import CHECK, Phase, Run
 from raydebug.settings.flavours import digest_of
 
 VERSION = 1
@@ -88,32 +89,23 @@ def record(target: Target, outcomes: Sequence[Outcome], started: float) -> None:
     failed = next((outcome for outcome in outcomes if outcome.status == FAILED), None)
     flavour = cluster.flavour if cluster else ""
     moment = datetime.fromtimestamp(started).strftime("%H%M%S")  # noqa: DTZ006 - as the user's clock has it
-    document = {
-        "kind": CHECK,
-        "id": f"{CHECK}-{moment}-{os.urandom(3).hex()}",
-        "command": without_secret_arguments(target.command),
-        "cluster": {name: getattr(cluster, name) for name in ("name", "kind", "flavour", "debugger")}
-        if cluster
-        else {},
-        "profile": target.profile,
-        "changes": [],
-        "variables": {},
-        "lock": {"flavour": flavour, "sha256": digest_of(flavour)} if flavour else {},
-        "started": started,
-        "ended": time.time(),
-        "status": "failed" if failed else "succeeded",
-        "exit_code": 1 if failed else 0,
-        "first_error": _first_error(failed) if failed else None,
-        "phases": _phases(outcomes),
-        "steps": [],
-        "memory": [],
-        "gpus": [],
-        "pauses": [],
-        "findings": [{**one.as_json(), "stage": outcome.stage} for outcome in outcomes for one in outcome.findings],
-        "log": "",
-    }
+    run = Run(
+        kind=CHECK,
+        id=f"{CHECK}-{moment}-{os.urandom(3).hex()}",
+        command=without_secret_arguments(target.command),
+        cluster={name: getattr(cluster, name) for name in ("name", "kind", "flavour", "debugger")} if cluster else {},
+        profile=target.profile,
+        lock={"flavour": flavour, "sha256": digest_of(flavour)} if flavour else {},
+        started=started,
+        ended=time.time(),
+        status="failed" if failed else "succeeded",
+        exit_code=1 if failed else 0,
+        first_error=_first_error(failed) if failed else None,
+        phases=_phases(outcomes),
+        findings=[{**one.as_json(), "stage": outcome.stage} for outcome in outcomes for one in outcome.findings],
+    )
     with contextlib.suppress(OSError):
-        RunFolder(str(document["id"])).write(document)
+        RunFolder(run.id).write(run)
         remove_oldest(CHECK)
 
 
@@ -122,13 +114,13 @@ def _first_error(failed: Outcome) -> dict[str, str]:
     return {"kind": first.code, "text": first.what, "who": f"stage {failed.stage}", "place": ""}
 
 
-def _phases(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
+def _phases(outcomes: Sequence[Outcome]) -> list[Phase]:
     """Return the stages that ran, one after the other."""
     spans, before_s = [], 0.0
     for outcome in outcomes:
         if outcome.status != SKIPPED:
             after_s = before_s + outcome.seconds
-            spans.append({"name": f"stage {outcome.stage}", "start_s": round(before_s, 3), "end_s": round(after_s, 3)})
+            spans.append(Phase(name=f"stage {outcome.stage}", start_s=round(before_s, 3), end_s=round(after_s, 3)))
             before_s = after_s
     return spans
 

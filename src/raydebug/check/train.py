@@ -14,8 +14,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 from raydebug import process
 from raydebug.check import config as config_rules
@@ -26,9 +24,10 @@ from raydebug.diagnose.inputs import read_text
 from raydebug.diagnose.read import last_words
 from raydebug.errors import RaydebugError
 from raydebug.findings import CODES, Finding, error
-from raydebug.jobs.run_folder import load_run
 from raydebug.process import SAFE_PATH
 from raydebug.protocol.secrets import without_secret_arguments
+from raydebug.runs.folder import load_run
+from raydebug.runs.record import Run
 from raydebug.trainers.trainer import StepMetrics
 
 BUDGET_S = 180.0
@@ -41,6 +40,8 @@ JOB = re.compile(r"^job (raydebug-\S+): ", re.MULTILINE)  # cli/launch.py, when 
 # What `raydebug run` prints last when it refuses or ends the job itself (errors.py).
 REFUSED = re.compile(r"^error: (.+)\ncause: (.+)\nfix: (.+)\s*\Z", re.MULTILINE)
 
+NOT_RECORDED = Run()
+
 
 def check(target: Target) -> StageResult:
     """Run the command small, and judge its log."""
@@ -51,7 +52,7 @@ def check(target: Target) -> StageResult:
     return StageResult(judge(code, log, target, recorded_run(log)), tuple(planned["read"]))
 
 
-def judge(code: int | None, log: str, target: Target, run: Mapping[str, Any] = MappingProxyType({})) -> list[Finding]:
+def judge(code: int | None, log: str, target: Target, run: Run = NOT_RECORDED) -> list[Finding]:
     """Return the findings about a run. Pure.
 
     Args:
@@ -65,7 +66,7 @@ def judge(code: int | None, log: str, target: Target, run: Mapping[str, Any] = M
     steps = [step for line in lines if (step := target.program.trainer.step_of(line)) is not None]
     shown = shlex.join(without_secret_arguments(target.command))
     again = f"raydebug run --profile debug --debugger post-mortem -- {shown}"
-    recorded, keys = run.get("findings") or (), target.checks.keys
+    recorded, keys = run.findings, target.checks.keys
     if code == 0 and steps:
         return _not_a_number(steps, target) or [_finding_of(one) for one in recorded if one["code"] in CODES]
     if code == 0:
@@ -132,20 +133,19 @@ def _not_a_number(steps: list[StepMetrics], target: Target) -> list[Finding]:
     return []
 
 
-def recorded_run(log: str) -> Mapping[str, Any]:
-    """Return the record that `raydebug run` has left; empty if there is none."""
+def recorded_run(log: str) -> Run:
+    """Return the record that `raydebug run` has left, or NOT_RECORDED."""
     started = JOB.search(log)
     try:
-        return {} if started is None else load_run(started[1])
+        return NOT_RECORDED if started is None else load_run(started[1])
     except RaydebugError:
-        return {}
+        return NOT_RECORDED
 
 
-def first_error(log: str, run: Mapping[str, Any]) -> Mapping[str, str] | None:
+def first_error(log: str, run: Run) -> Mapping[str, str] | None:
     """Return what `run` has recorded as the first error, else what its output says; None if nothing failed."""
-    if recorded := run.get("first_error"):
-        known: Mapping[str, str] = recorded
-        return known
+    if run.first_error is not None:
+        return run.first_error
     first = diagnose(read_text(log, "the log")).first
     return None if first is None else first.as_first_error()
 

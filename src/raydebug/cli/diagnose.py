@@ -41,7 +41,7 @@ def diagnose(
     """
     from raydebug.diagnose.answer import NO_FAILURE
     from raydebug.diagnose.run_diagnosis import diagnose_words
-    from raydebug.jobs.run_folder import LAST
+    from raydebug.runs.folder import LAST
 
     answer, kept = diagnose_words(given or [LAST], name)
     if as_json:

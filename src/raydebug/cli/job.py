@@ -202,8 +202,8 @@ def _find(dashboard: Dashboard, wanted: str | None, *, to_stop: bool = False) ->
     Raises:
         RaydebugError: there is none, several begin so, or it is somebody else's.
     """
-    from raydebug.jobs.run_folder import runs_dir
     from raydebug.jobs.submit import ID_PREFIX
+    from raydebug.runs.folder import runs_dir
 
     jobs = dashboard.submitted_jobs()
     if wanted is None and jobs:

@@ -23,11 +23,11 @@ from raydebug.cluster.up import UpOptions
 from raydebug.commands.trainings import read_command
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.jobs import submit
-from raydebug.jobs.run_folder import RunFolder
 from raydebug.jobs.submit import Job
 from raydebug.profile.load import load_profile
 from raydebug.profile.swap import require_parts
 from raydebug.protocol.secrets import without_secret_arguments
+from raydebug.runs.folder import RunFolder
 from raydebug.stacks.hang_watch import HangWatch
 
 

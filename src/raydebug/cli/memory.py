@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,7 @@ from raydebug.errors import Exit, RaydebugError, UsageError
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
     from raydebug.memory.look import Look
+    from raydebug.runs.record import Run
 
 
 def memory(
@@ -144,14 +145,13 @@ def _show(looks: list[Look], *, as_json: bool, name: str) -> None:
         render.out("grows: nothing")
 
 
-def _record_of(look: Look) -> Any:
+def _record_of(look: Look) -> Run | None:
     """Return the record of the job, if this machine has it."""
-    from raydebug.jobs.run_folder import load_run
-    from raydebug.report.document import read_run
+    from raydebug.runs.folder import load_run
 
     jobs = {one["process"]["job"] for one in look.processes} - {None}
     try:
-        return read_run(load_run(jobs.pop() or "")) if len(jobs) == 1 else None
+        return load_run(jobs.pop() or "") if len(jobs) == 1 else None
     except RaydebugError:  # it was started elsewhere, or without `raydebug run`
         return None
 

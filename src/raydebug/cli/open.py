@@ -45,7 +45,7 @@ def open_(
       raydebug open c1.snapshot.gz -x w -x "p batch.input_ids.shape"
       raydebug open raydebug-0629 --html crash.html
     """
-    from raydebug.jobs.run_folder import LAST
+    from raydebug.runs.folder import LAST
     from raydebug.snapshot.load import choose_snapshot, find_snapshots, read_document
 
     named = targets or [LAST]
@@ -152,7 +152,7 @@ def _save(cluster: Cluster, pause_id: str, output: Path | None) -> None:
         RaydebugError: it cannot be saved, or its file cannot be written.
     """
     from raydebug.client.gateway_client import fetch_snapshot, save_pause
-    from raydebug.jobs.run_folder import RunFolder
+    from raydebug.runs.folder import RunFolder
     from raydebug.settings.files import write_named
 
     saved = save_pause(cluster, pause_id)

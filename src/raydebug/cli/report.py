@@ -15,7 +15,9 @@ from raydebug.errors import RaydebugError, UsageError
 from raydebug.render import duration, moment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+
+    from raydebug.runs.record import Run
 
 
 FOLLOWS_EVERY_S = 5.0
@@ -48,7 +50,7 @@ def report(
       raydebug report --follow --open      while it runs
       raydebug report raydebug-0629 raydebug-0712
     """
-    from raydebug.jobs.run_folder import LAST, list_runs, load_run
+    from raydebug.runs.folder import LAST, list_runs, load_run
 
     names = runs or [LAST]
     if follow and (lists or as_json or len(names) > 1):
@@ -74,43 +76,40 @@ def report(
             fix=f"raydebug report {names[0]} {names[1]}",
             code="report.too-many",
         )
-    documents = [load_run(name) for name in names]
-    if len(documents) == 2:
-        _compare(documents, as_json=as_json)
+    recorded = [load_run(name) for name in names]
+    if len(recorded) == 2:
+        _compare(*recorded, as_json=as_json)
     elif as_json:
-        render.out_json(documents[0])
+        render.out_json(recorded[0].document)
     else:
-        _write(documents[0], output, opens=opens, follow=follow)
+        _write(recorded[0], output, opens=opens, follow=follow)
 
 
-def _compare(documents: Sequence[Mapping[str, object]], *, as_json: bool) -> None:
+def _compare(first: Run, second: Run, *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from raydebug.report.compare import compare, find_differences
-    from raydebug.report.document import read_run
 
-    first, second = map(read_run, documents)
     if as_json:
         differences = [asdict(each) for each in find_differences(first, second)]
-        render.out_json({"version": 1, "runs": documents, "differences": differences})
+        render.out_json({"version": 1, "runs": [first.document, second.document], "differences": differences})
         return
     render.table(None, ["", first.id, second.id, "change"], compare(first, second))
 
 
-def _write(document: Mapping[str, object], output: Path | None, *, opens: bool, follow: bool) -> None:
+def _write(run: Run, output: Path | None, *, opens: bool, follow: bool) -> None:
     from raydebug.report.write import write_report
 
-    is_live = follow and document.get("status") == "running"
-    with render.waiting(f"making the page of {render.visible(str(document.get('id')), keep='')}"):
-        page = {**document, "slow_step": _slow_step(document)}
-        path = write_report(page, output, reload_s=FOLLOWS_EVERY_S if is_live else None)
+    is_live = follow and run.status == "running"
+    with render.waiting(f"making the page of {render.visible(run.id, keep='')}"):
+        path = write_report(run, output, slow_step=_slow_step(run), reload_s=FOLLOWS_EVERY_S if is_live else None)
     render.out(render.visible(str(path), keep=""))
     if opens:
         _open(path)
     else:
         render.say("next: open it in a browser, here or anywhere: it is one file; --open does that")
     if is_live:
-        _follow(Path(str(document["folder"])), output)
+        _follow(run.folder, output)
 
 
 def _open(path: Path) -> None:
@@ -120,13 +119,13 @@ def _open(path: Path) -> None:
         render.say("no browser could be opened here; the file can be copied to where there is one")
 
 
-def _slow_step(document: Mapping[str, object]) -> str:
+def _slow_step(run: Run) -> str:
     """Return why the slowest step of a run was slow; empty if none was, or its spans cannot be read."""
-    from raydebug.trace.record import read_recorded
+    from raydebug.runs.timeline import read_recorded
     from raydebug.trace.why import slowest
 
     try:
-        found = slowest(read_recorded(document))
+        found = slowest(read_recorded(run))
     except RaydebugError:
         return ""
     return found.text if found is not None else ""
@@ -134,28 +133,25 @@ def _slow_step(document: Mapping[str, object]) -> str:
 
 def _follow(folder: Path, output: Path | None) -> None:
     """Write the page of a run again and again, until the run ends, nobody records it any more, or Ctrl-C."""
-    from raydebug.jobs.run_folder import DOCUMENT, read_run
     from raydebug.report.write import write_report
+    from raydebug.runs.folder import DOCUMENT, read_run
 
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             time.sleep(FOLLOWS_EVERY_S)
-            document = read_run(folder)
-            if document.get("status") != "running" or time.time() - (folder / DOCUMENT).stat().st_mtime > STALE_S:
+            run = read_run(folder)
+            if run.status != "running" or time.time() - (folder / DOCUMENT).stat().st_mtime > STALE_S:
                 break
-            write_report(document, output, reload_s=FOLLOWS_EVERY_S)
-    document = read_run(folder)
-    write_report({**document, "slow_step": _slow_step(document)}, output)
+            write_report(run, output, reload_s=FOLLOWS_EVERY_S)
+    run = read_run(folder)
+    write_report(run, output, slow_step=_slow_step(run))
     render.say("the page is written for the last time, and stays as it is")
 
 
-def _list(documents: Sequence[Mapping[str, object]], *, as_json: bool) -> None:
-    from raydebug.report.document import read_run
-
-    runs = [read_run(document) for document in documents]
+def _list(runs: Sequence[Run], *, as_json: bool) -> None:
     if as_json:
         kept = ("id", "kind", "status", "exit_code", "started", "ended", "command", "folder")
-        render.out_json({"version": 1, "runs": [{key: one.get(key) for key in kept} for one in documents]})
+        render.out_json({"version": 1, "runs": [{key: run.document.get(key) for key in kept} for run in runs]})
         return
     if not runs:
         render.say("no run is recorded: `raydebug run -- COMMAND` records one")

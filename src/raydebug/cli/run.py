@@ -259,10 +259,10 @@ def try_(
 
 
 def _warnings_of_last_run() -> int:
-    from raydebug.jobs.run_folder import load_run
+    from raydebug.runs.folder import load_run
 
     try:
-        return sum(one.get("severity") == "warning" for one in load_run()["findings"])
+        return sum(one.get("severity") == "warning" for one in load_run().findings)
     except RaydebugError:  # a full disk
         return 0
 

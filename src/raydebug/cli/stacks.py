@@ -116,7 +116,7 @@ def read_saved(path: Path) -> Taken:
     Raises:
         RaydebugError: it is no such file, or one of a newer version.
     """
-    from raydebug.jobs.run_folder import RECORD_BYTES_MAX
+    from raydebug.runs.folder import RECORD_BYTES_MAX
 
     try:
         document = read_json(path, bytes_max=RECORD_BYTES_MAX, what="a file of stacks")

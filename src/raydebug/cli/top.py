@@ -17,7 +17,7 @@ from raydebug.cli.options import Json
 from raydebug.errors import RaydebugError
 
 if TYPE_CHECKING:
-    from raydebug.report.document import Run
+    from raydebug.runs.record import Run
 
 EVERY_S = 2.0
 LOG_BYTES = 32 * 1024  # of the end of the log
@@ -39,10 +39,10 @@ def top(
       raydebug top
       raydebug top raydebug-0629 --once
     """
-    from raydebug.jobs.run_folder import LAST, load_run
     from raydebug.report.screen import LINES, draw
+    from raydebug.runs.folder import LAST, find_folder
 
-    folder = Path(load_run(run or LAST)["folder"])
+    folder = find_folder(run or LAST)
     picture = _picture(folder)
     if as_json:
         render.out_json(picture)
@@ -63,11 +63,10 @@ def top(
 
 
 def _picture(folder: Path) -> dict[str, Any]:
-    from raydebug.jobs.run_folder import DOCUMENT, LOG, read_run
-    from raydebug.report import document
     from raydebug.report.screen import take_picture
+    from raydebug.runs.folder import DOCUMENT, LOG, read_run
 
-    run = document.read_run(read_run(folder))
+    run = read_run(folder)
     log, written_s = "", time.time()
     with contextlib.suppress(OSError):  # no log, or the folder has just been removed
         written_s = (folder / DOCUMENT).stat().st_mtime

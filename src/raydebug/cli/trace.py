@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raydebug import render
 from raydebug.cli.options import Json
 from raydebug.errors import UsageError
+
+if TYPE_CHECKING:
+    from raydebug.runs.record import Run
 
 
 def trace(
@@ -51,21 +53,21 @@ def trace(
             f"--why does not go with {'--output' if output is not None else '--open'}", cause="it writes no trace",
             fix="ask twice: `raydebug trace --why STEP`, and `raydebug trace` for the file", code="trace.options",
         )  # fmt: skip
-    from raydebug.jobs.run_folder import LAST, load_run
     from raydebug.protocol import variables
-    from raydebug.trace.record import read_recorded
+    from raydebug.runs.folder import LAST, load_run
+    from raydebug.runs.timeline import read_recorded
     from raydebug.trace.why import explain
 
-    document = load_run(run or LAST, checks=False)
-    if document.get("status") == "running" and (document.get("variables") or {}).get(variables.SPANS) != "0":
-        _read_tasks(document)
-    recorded = read_recorded(document)
+    found = load_run(run or LAST, checks=False)
+    if found.status == "running" and found.variables.get(variables.SPANS) != "0":
+        _read_tasks(found)
+    recorded = read_recorded(found)
     if why is not None:
-        found = explain(recorded, why)
+        answer = explain(recorded, why)
         if as_json:
-            render.out_json({"version": 1, "run": recorded.run.id, **found._asdict()})
+            render.out_json({"version": 1, "run": recorded.run.id, **answer._asdict()})
         else:
-            render.out(render.visible(found.text, keep=""))
+            render.out(render.visible(answer.text, keep=""))
         return
     from raydebug.trace.write import write_trace
 
@@ -87,7 +89,7 @@ def trace(
         render.say("next: `raydebug trace --open` shows it; `raydebug trace --why STEP` says why a step was slow")
 
 
-def _read_tasks(document: Mapping[str, Any]) -> None:
+def _read_tasks(run: Run) -> None:
     """Bring the tasks of a run that goes on up to date: its recorder reads Ray's table seldom, as that takes long."""
     import contextlib
 
@@ -97,8 +99,8 @@ def _read_tasks(document: Mapping[str, Any]) -> None:
     from raydebug.jobs.span_log import keep_tasks
 
     with contextlib.suppress(RaydebugError, OSError), render.waiting("reading the tasks that Ray knows"):
-        cluster = load_cluster(str((document.get("cluster") or {}).get("name")))
-        keep_tasks(Dashboard(cluster), str(document["id"]), Path(document["folder"]))
+        cluster = load_cluster(str(run.cluster.get("name")))
+        keep_tasks(Dashboard(cluster), run.id, run.folder)
 
 
 def _open(path: Path) -> None:

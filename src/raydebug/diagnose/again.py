@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from raydebug.diagnose.answer import Diagnosis
 from raydebug.diagnose.cause import diagnose
@@ -17,9 +16,10 @@ from raydebug.diagnose.inputs import LIMIT_S, read_words, until
 from raydebug.diagnose.read import read_line
 from raydebug.diagnose.run_diagnosis import EVIDENCE_CHARS, diagnose_run, is_own
 from raydebug.errors import UsageError
-from raydebug.jobs.run_folder import DOCUMENT, load_run
 from raydebug.protocol import variables
 from raydebug.protocol.secrets import HIDDEN
+from raydebug.runs.folder import DOCUMENT, load_run
+from raydebug.runs.record import Run
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,8 @@ def plan_again(word: str, cluster: str) -> Again:
             folder is not there.
     """
     run = load_run(word)
-    name = str(run.get("id"))
-    command = [str(one) for one in run.get("command") or []]
-    folder = Path(str(run["working_dir"])) if run.get("working_dir") else None
+    name, command = run.id, run.command
+    folder = Path(run.working_dir) if run.working_dir else None
     _check_again(name, command, folder, run)
     answer = diagnose_run(read_words([word], cluster, until(LIMIT_S), only_files=True).lines, run)
     first = answer.first
@@ -58,20 +57,20 @@ def plan_again(word: str, cluster: str) -> Again:
     else:
         why = f"{first.title} ({first.name}): {first.fix}" if first is not None else "no failure is found in its logs"
         notes = [f"again: {name} as it was; there is no fix that can be applied: {why}"]
-    tiny = str((run.get("variables") or {}).get(variables.TINY, "")).split()
-    return Again(command, folder, run.get("profile"), tiny, [*notes, f"command: {shlex.join(command)}"])
+    tiny = run.variables.get(variables.TINY, "").split()
+    return Again(command, folder, run.profile, tiny, [*notes, f"command: {shlex.join(command)}"])
 
 
-def _shown(run: Mapping[str, Any]) -> Iterator[Diagnosis]:
+def _shown(run: Run) -> Iterator[Diagnosis]:
     """Yield what the lines say that `run` has shown: the logs of workers may be gone."""
-    for finding in run.get("findings") or []:
+    for finding in run.findings:
         text = re.sub(r"^.*?:\d+: ", "", str(finding.get("evidence", "")), count=1)[:EVIDENCE_CHARS]
         first = diagnose(read_line(text, "", 1)).first
         if first is not None and first.name == finding.get("code"):
             yield first
 
 
-def _check_again(name: str, command: Sequence[str], folder: Path | None, run: Mapping[str, Any]) -> None:
+def _check_again(name: str, command: Sequence[str], folder: Path | None, run: Run) -> None:
     """Refuse to run something else than the run's command.
 
     Raises:
@@ -79,8 +78,8 @@ def _check_again(name: str, command: Sequence[str], folder: Path | None, run: Ma
     """
     secret = next((one for one in command if HIDDEN in one), None)
     if not is_own(run):
-        cause = f"{run['folder']} is not among the runs of this account: its command may be anybody's"
-        fix = f"read it, and give it yourself: raydebug run -- COMMAND; {run['folder']}/{DOCUMENT} has it"
+        cause = f"{run.folder} is not among the runs of this account: its command may be anybody's"
+        fix = f"read it, and give it yourself: raydebug run -- COMMAND; {run.folder}/{DOCUMENT} has it"
     elif not command:
         cause, fix = "its record has no command", "give the command: raydebug run -- COMMAND"
     elif secret is not None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 from raydebug.diagnose.answer import EXACT, FAILURE, LIKELY, Answer, Diagnosis
 from raydebug.diagnose.read import Line
 from raydebug.diagnose.rules import CAUSE, load_rules
 from raydebug.jobs.certificate import FOLLOWED
-from raydebug.jobs.run_folder import DOCUMENT
+from raydebug.runs.folder import DOCUMENT
+from raydebug.runs.record import Run
 
 DEATH = "process-death"
 MOST_LINES = 40
@@ -34,14 +31,14 @@ BEFORE_USERS = ("kernel-oom-container", "kernel-oom-machine", "ray-oom", "sigkil
                 "node-lost", "node-stopped", "ray-stop", "raylet-ended", "ray-kill")  # fmt: skip
 
 
-def join_death(answer: Answer, run: Mapping[str, Any]) -> None:
+def join_death(answer: Answer, run: Run) -> None:
     """Put the first death certificate of a run into its diagnosis."""
-    kept = [one for one in run.get("deaths") or () if isinstance(one, dict) and one.get("kind") != FOLLOWED]
+    kept = [one for one in run.deaths if one.get("kind") != FOLLOWED]
     if not kept:
         return
     first = min(kept, key=lambda one: float(one.get("at") or 0))
     lines = [*(str(one.get("text")) for one in kept), *first.get("evidence", []), *first.get("stack", [])]
-    source, kind, unknown = str(Path(run["folder"]) / DOCUMENT), str(first.get("kind")), first.get("unknown", [])
+    source, kind, unknown = str(run.folder / DOCUMENT), str(first.get("kind")), first.get("unknown", [])
     cause = "; ".join([*first.get("evidence", [])[:3], *(f"not known: {one}" for one in unknown)])
     death = Diagnosis(
         DEATH, LIKELY if unknown else EXACT, lines[0] if first is kept[0] else str(first.get("text")), cause,

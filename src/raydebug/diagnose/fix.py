@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from raydebug.commands.trainings import Training, find_trainings
 from raydebug.diagnose.answer import Diagnosis
 from raydebug.errors import RaydebugError
 from raydebug.profile.apply_profile import AppliedProfile, apply_profile
 from raydebug.profile.load import Profile, load_profile
+from raydebug.runs.record import Run
 from raydebug.trainers.registry import columns
 
 # A value of a rule: `old` or a number, and what is done to it: `old * 0.8`, `39.2 / 80`, `old, a divisor of 4`.
@@ -44,14 +44,12 @@ class Fixed:
     changes: list[str]  # what differs, in words
 
 
-def fix_run(cause: Diagnosis, run: Mapping[str, Any]) -> Fixed | None:
+def fix_run(cause: Diagnosis, run: Run) -> Fixed | None:
     """Return the command of a run with the fix of a diagnosis; None if there is none that can be applied."""
-    command = run.get("command")
-    if not isinstance(command, list):
+    if not run.command:
         return None
-    folder = Path(str(run.get("working_dir") or Path.cwd()))
-    words = [str(word) for word in command]
-    return apply_fix(words, cause.settings, cause.variables, folder=folder, profile=run.get("profile"))
+    folder = Path(run.working_dir or Path.cwd())
+    return apply_fix(run.command, cause.settings, cause.variables, folder=folder, profile=run.profile)
 
 
 def apply_fix(

@@ -18,8 +18,8 @@ from raydebug.diagnose.read import Line
 from raydebug.diagnose.rules import prefilter
 from raydebug.diagnose.scan import Kept, Stop, never, read_log
 from raydebug.errors import RaydebugError, UsageError
-from raydebug.jobs.run_folder import DOCUMENT, LOG, STACKS, load_run
 from raydebug.protocol.snapshot import SUFFIX
+from raydebug.runs.folder import DOCUMENT, LOG, STACKS, load_run
 
 if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard
@@ -192,7 +192,7 @@ def _open_run(word: str, cluster: str) -> Iterator[Log]:
     unknown, log = None, None
     try:
         run = load_run(word)
-        job, log = str(run["id"]), Path(run["folder"]) / LOG
+        job, log = run.id, run.folder / LOG
     except RaydebugError as error:  # a job that nobody has followed has no folder
         job, unknown = word, error
     has_any = False

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raydebug import render
 from raydebug.diagnose.answer import EXACT, FAILURE, LIKELY, NO_FAILURE, Answer, Diagnosis, Related, headline, origin
@@ -15,8 +15,9 @@ from raydebug.diagnose.inputs import LIMIT_S, open_job, read_logs, read_words, u
 from raydebug.diagnose.read import Line
 from raydebug.diagnose.scan import Kept, Stop, never
 from raydebug.errors import RaydebugError, UsageError
-from raydebug.jobs.run_folder import DOCUMENT, RECORD_BYTES_MAX, SNAPSHOTS, STACKS, load_run, read_run, runs_dir
 from raydebug.protocol.secrets import scrubbed
+from raydebug.runs.folder import DOCUMENT, RECORD_BYTES_MAX, SNAPSHOTS, STACKS, load_run, read_run, runs_dir
+from raydebug.runs.record import Run
 from raydebug.settings.files import read_json
 from raydebug.snapshot.load import find_snapshots, group_same, name_processes
 from raydebug.stacks.waits import CERTAIN
@@ -30,7 +31,7 @@ EVIDENCE_CHARS = 300
 _PROCESS = re.compile(r"\b(pid|rank)[ =]?(\d+)")
 
 
-def find_run(word: str) -> Mapping[str, Any] | None:
+def find_run(word: str) -> Run | None:
     """Return the record of the run that a word of the command line names; None if it names something else."""
     path = Path(word)
     try:
@@ -64,15 +65,15 @@ def diagnose_words(
     return answer, kept
 
 
-def diagnose_run(lines: Sequence[Line], run: Mapping[str, Any] | None, stop: Stop = never) -> Answer:
+def diagnose_run(lines: Sequence[Line], run: Run | None, stop: Stop = never) -> Answer:
     """Say what failed, from the lines of a run's logs, and its record where there is one."""
-    if run is not None and run.get("status") == "succeeded":
+    if run is not None and run.status == "succeeded":
         return Answer(NO_FAILURE, [])  # whatever its logs have: it went on
     answer = diagnose(lines, stop)
     if run is None:
         return answer
-    folder, name = Path(run["folder"]), _name_of(run)
-    if run.get("deaths"):
+    folder, name = run.folder, _name_of(run)
+    if run.deaths:
         from raydebug.diagnose.death import join_death
 
         join_death(answer, run)
@@ -85,9 +86,7 @@ def diagnose_run(lines: Sequence[Line], run: Mapping[str, Any] | None, stop: Sto
     return answer
 
 
-def diagnose_job(
-    dashboard: Dashboard, job: str, run: Mapping[str, Any] | None, limit_s: float
-) -> tuple[Answer, list[Line]]:
+def diagnose_job(dashboard: Dashboard, job: str, run: Run | None, limit_s: float) -> tuple[Answer, list[Line]]:
     """Say what failed in a job, from the logs of its processes, and return their lines that are worth a look.
 
     Raises:
@@ -144,7 +143,7 @@ def as_finding(one: Diagnosis) -> dict[str, str]:
     return {key: scrubbed(text) for key, text in finding.items()}
 
 
-def add_command(answer: Answer, run: Mapping[str, Any] | None) -> None:
+def add_command(answer: Answer, run: Run | None) -> None:
     """Give the first cause the command of its run with the fix, where there is one, and say how to run it."""
     first = answer.first
     if run is None or first is None or not (first.settings or first.variables):
@@ -161,19 +160,19 @@ def add_command(answer: Answer, run: Mapping[str, Any] | None) -> None:
         answer.related.append(Related("again", again, "with this fix"))
 
 
-def is_own(run: Mapping[str, Any]) -> bool:
+def is_own(run: Run) -> bool:
     """Say whether a run is one of this account's."""
-    return Path(run["folder"]).resolve().parent == runs_dir().resolve()
+    return run.folder.resolve().parent == runs_dir().resolve()
 
 
-def _name_of(run: Mapping[str, Any]) -> str:
-    folder = Path(run["folder"])
+def _name_of(run: Run) -> str:
+    folder = run.folder
     return folder.name if folder.parent == runs_dir() else str(folder)
 
 
-def _read_hang(run: Mapping[str, Any], name: str) -> Diagnosis | None:
+def _read_hang(run: Run, name: str) -> Diagnosis | None:
     """Return the verdict that `run --hang-after` has left; None if the run did not hang."""
-    path = Path(run["folder"]) / STACKS
+    path = run.folder / STACKS
     try:
         verdict = read_json(path, bytes_max=RECORD_BYTES_MAX, what="a record")["verdict"]
         text, certainty = str(verdict["text"]), str(verdict["certainty"])

@@ -11,10 +11,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
 
+from raydebug.runs.record import NODE, GpuLoad, ProcessMemory
+
 MOST_SAMPLES = 32_000  # of all processes and GPUs together; with more, each keeps half of its samples
 LEAST_OF_SERIES = 64  # samples that each of very many processes may have nevertheless
 MOST_SERIES = 4_000  # processes and GPUs; later ones are not recorded
-NODE = "all processes of the node"
 MIB = 2**20
 # As often as Ray's agents measure. Source: dashboard/modules/reporter/reporter_consts.py, REPORTER_UPDATE_INTERVAL_MS:
 # 2.5 s in ray 2.41.0, 5 s in ray 2.60.0.
@@ -113,15 +114,15 @@ class Memory:
             self.every_s = 2 * (self.every_s or SAMPLE_EVERY_S)
             self.count = sum(one.thin(self.every_s) for one in chain(self.processes.values(), self.gpus.values()))
 
-    def describe(self) -> dict[str, object]:
+    def describe(self) -> tuple[list[ProcessMemory], list[GpuLoad]]:
         """Return the parts `memory` and `gpus` of a run's document."""
         processes, gpu_series = [*self.processes.items()], [*self.gpus.items()]  # another thread adds to them
-        memory = [{"process": p, "node": n, "samples": one.samples} for (p, n), one in processes]
+        memory = [ProcessMemory(process=name, node=node, samples=one.samples) for (name, node), one in processes]
         gpus = [
-            {"name": name, "node": node, "total_mib": self.totals_mib[name, node], "samples": one.samples}
+            GpuLoad(name=name, node=node, total_mib=self.totals_mib[name, node], samples=one.samples)
             for (name, node), one in gpu_series
         ]
-        return {"memory": memory, "gpus": gpus}
+        return memory, gpus
 
 
 def _children_by_parent() -> dict[int, list[int]]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TypedDict
 
+from raydebug.runs.record import Phase, Step
 from raydebug.trainers.registry import TRAINERS
-from raydebug.trainers.trainer import StepMetrics, Trainer
+from raydebug.trainers.trainer import Trainer
 
 RAY = "driver: imports, Ray"
 FIRST_STEP = "first step"
@@ -30,21 +30,6 @@ TAKEN: tuple[tuple[str, re.Pattern[str]], ...] = (
 )
 
 
-class Span(TypedDict):
-    """A phase with its place in time, in seconds since the start; `end_s` is None while it is open."""
-
-    name: str
-    start_s: float
-    end_s: float | None
-
-
-class Step(StepMetrics):
-    """A step of a training with its place in time."""
-
-    end_s: float
-    seconds: float
-
-
 @dataclass
 class Phases:
     """Collects the moments at which phases ended, and the steps.
@@ -55,7 +40,7 @@ class Phases:
 
     started: float
     ended: dict[str, float] = field(default_factory=dict)
-    taken: list[Span] = field(default_factory=list)
+    taken: list[Phase] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     step_count: int = 0  # those left out too
     trainer: Trainer | None = None  # whose log it is; while unknown, any trainer's lines count
@@ -71,8 +56,7 @@ class Phases:
             if (found := pattern.search(line)) and len(self.taken) < MOST_TAKEN:
                 seconds = float(found[1])
                 end_s = now - self.started
-                start_s = max(0.0, end_s - seconds)
-                self.taken.append({"name": name, "start_s": round(start_s, 3), "end_s": round(end_s, 3)})
+                self.taken.append(_phase(name, max(0.0, end_s - seconds), end_s))
         for trainer in trainers:
             if (reported := trainer.step_of(line)) is not None:
                 self.trainer = trainer
@@ -104,18 +88,21 @@ class Phases:
         """The name of the phase that is open."""
         return "training" if FIRST_STEP in self.ended else "start" if RAY not in self.ended else "run"
 
-    def spans(self, end_s: float | None) -> list[Span]:
+    def spans(self, end_s: float | None) -> list[Phase]:
         """Return the phases with their places in time, in seconds since the start.
 
         Args:
             end_s: when the run ended; None while it runs, and the last phase is open.
         """
-        spans: list[Span] = []
+        spans: list[Phase] = []
         before_s = 0.0
         for name, moment in sorted(self.ended.items(), key=lambda item: item[1]):
-            spans.append({"name": name, "start_s": round(before_s, 3), "end_s": round(moment - self.started, 3)})
+            spans.append(_phase(name, before_s, moment - self.started))
             before_s = moment - self.started
         if end_s is None or end_s > before_s:
-            end_s = None if end_s is None else round(end_s, 3)
-            spans.append({"name": self.current, "start_s": round(before_s, 3), "end_s": end_s})
+            spans.append(_phase(self.current, before_s, end_s))
         return spans + self.taken
+
+
+def _phase(name: str, start_s: float, end_s: float | None) -> Phase:
+    return Phase(name=name, start_s=round(start_s, 3), end_s=None if end_s is None else round(end_s, 3))

@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ from raydebug.jobs.deaths import DeathWatch
 from raydebug.jobs.memory_samples import SAMPLE_AT_MOST_S, SAMPLE_EVERY_S, Memory
 from raydebug.jobs.pace import Pace
 from raydebug.jobs.phases import Phases
-from raydebug.jobs.run_folder import LOG, RUN, RunFolder, remove_oldest
 from raydebug.jobs.span_log import SpanLog
 from raydebug.jobs.submit import folder_of
 from raydebug.protocol import variables
@@ -29,6 +29,8 @@ from raydebug.protocol.listings import ListedPause
 from raydebug.protocol.names import name_process
 from raydebug.protocol.secrets import without_secret_arguments, without_secrets
 from raydebug.protocol.snapshot import SnapshotSummary
+from raydebug.runs.folder import LOG, RunFolder, remove_oldest
+from raydebug.runs.record import RUN, Change, Pause, Run, read_changes
 from raydebug.settings.flavours import digest_of
 
 if TYPE_CHECKING:
@@ -73,8 +75,8 @@ class Recorder:
         self._titles: dict[tuple[str, int], str] = {}  # of actors, by node and pid
         # Workers that ran when Ray's table of actors was read, by node, pid and name: for a new one it is read again.
         self._known_workers: set[tuple[str, int, str]] = set()
-        self._changes: list[dict[str, str]] = []
-        self._pauses: dict[str, dict[str, Any]] = {}
+        self._changes: list[Change] = []
+        self._pauses: dict[str, Pause] = {}
         self._findings: list[dict[str, str]] = []
         self._is_small = self._profile not in FULL_SIZE or variables.TINY in self._variables
         self.numbers: dict[str, Finding] = {}  # what the metrics of the steps showed, by code
@@ -125,7 +127,7 @@ class Recorder:
     @property
     def is_paused(self) -> bool:
         """Whether a process of the job is paused."""
-        return any(entry["end_s"] is None for entry in self._pauses.values())
+        return any(pause.end_s is None for pause in self._pauses.values())
 
     @property
     def phases_ended(self) -> int:
@@ -174,15 +176,20 @@ class Recorder:
         listed = {str(pause["id"]) for pause in pauses}
         for pause in pauses:
             if pause["id"] in self._pauses:
-                self._pauses[pause["id"]]["end_s"] = None  # the gateway has restarted
+                self._pauses[pause["id"]] = replace(self._pauses[pause["id"]], end_s=None)  # the gateway has restarted
             elif len(self._pauses) < MOST_PAUSES:
                 start_s = now_s - float(pause.get("since_s") or 0)
-                about = {"where": name_place(pause), "who": name_owner(pause), "start_s": round(start_s, 3)}
-                kept = {"id": pause["id"], "kind": pause.get("kind"), "exception": name_reason(pause) or None}
-                self._pauses[str(pause["id"])] = {**kept, **about, "end_s": None}
-        for pause_id, entry in self._pauses.items():
-            if entry["end_s"] is None and pause_id not in listed:
-                entry["end_s"] = round(now_s, 3)
+                self._pauses[str(pause["id"])] = Pause(
+                    id=str(pause["id"]),
+                    kind=str(pause.get("kind") or "?"),
+                    exception=name_reason(pause) or None,
+                    where=name_place(pause),
+                    who=name_owner(pause),
+                    start_s=round(start_s, 3),
+                )
+        for pause_id, recorded in self._pauses.items():
+            if recorded.end_s is None and pause_id not in listed:
+                self._pauses[pause_id] = replace(recorded, end_s=round(now_s, 3))
 
     def take_snapshots(self, *, last: bool = False) -> None:
         """Write the snapshots of new crashes into the folder (`raydebug snapshot` writes its own); say once why not.
@@ -223,7 +230,7 @@ class Recorder:
         with contextlib.suppress(RaydebugError, ValueError, RecursionError):
             heads = [node["node_id"] for node in dashboard.nodes() if node.get("is_head_node")]
             if heads and name in dashboard.log_names(heads[0]):
-                self._changes = json.loads(dashboard.log_text(heads[0], name))
+                self._changes = read_changes(json.loads(dashboard.log_text(heads[0], name)))
 
     def end(self, status: str, exit_code: int, first_error: dict[str, str] | None) -> None:
         """Record how the run ended."""
@@ -281,42 +288,44 @@ class Recorder:
         self._step_texts = {one["step"]: known.get(one["step"]) or json.dumps(one) for one in [*self._phases.steps]}
         return f"[{', '.join(self._step_texts.values())}]"
 
-    def _write(self, end: Mapping[str, object] | None) -> None:
+    def _write(self, end: Mapping[str, Any] | None) -> None:
         with self._writing:  # what a sample began to write must not come after the end
             self.has_ended |= end is not None
             if end is not None or not self.has_ended:
                 self._write_document(end)
 
-    def _write_document(self, end: Mapping[str, object] | None) -> None:
+    def _write_document(self, end: Mapping[str, Any] | None) -> None:
         if self._folder is None:
             return
         now = self._now()
         cluster = self._cluster
-        document = {
-            "kind": RUN,
-            "id": self._id,
-            "command": self._command,
-            "working_dir": self._working_dir,
-            "cluster": {name: getattr(cluster, name) for name in ("name", "kind", "flavour", "debugger")},
-            "profile": self._profile,
-            "changes": self._changes,
-            "variables": self._variables,
-            "lock": {"flavour": cluster.flavour, "sha256": self._lock},
-            "started": self._started,
-            "ended": now if end else None,
-            **(end or {"status": "running", "exit_code": None, "first_error": None}),
-            "phases": self._phases.spans(now - self._started if end else None),
-            "step_count": self._phases.step_count,  # `steps` has fewer in a long run
-            **self._memory.describe(),
-            "pauses": list(self._pauses.values()),
-            "findings": self._findings,
-            "snapshots": list(self.snapshots.values()),
+        memory, gpus = self._memory.describe()
+        run = Run(
+            kind=RUN,
+            id=self._id,
+            command=self._command,
+            working_dir=self._working_dir,
+            cluster={name: getattr(cluster, name) for name in ("name", "kind", "flavour", "debugger")},
+            profile=self._profile,
+            changes=self._changes,
+            variables=self._variables,
+            lock={"flavour": cluster.flavour, "sha256": self._lock},
+            started=self._started,
+            ended=now if end else None,
+            **(end or {"status": "running"}),
+            phases=self._phases.spans(now - self._started if end else None),
+            step_count=self._phases.step_count,
+            memory=memory,
+            gpus=gpus,
+            pauses=list(self._pauses.values()),
+            findings=self._findings,
+            snapshots=list(self.snapshots.values()),
             # A copy of the values: another thread adds certificates.
-            "deaths": [certificate.as_json() for certificate in list(self.deaths.certificates.values())],
-            "log": LOG,
-        }
+            deaths=[certificate.as_json() for certificate in list(self.deaths.certificates.values())],
+            log=LOG,
+        )
         with self._allowing_gaps():
-            self._folder.write(document, steps=self._encoded_steps())
+            self._folder.write(run, steps=self._encoded_steps())
 
 
 def _name_of(worker: Mapping[str, Any]) -> str:

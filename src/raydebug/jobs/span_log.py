@@ -22,10 +22,11 @@ from raydebug import render
 from raydebug.client.gateway_client import ask_processes
 from raydebug.errors import RaydebugError
 from raydebug.jobs.pace import Pace
-from raydebug.jobs.run_folder import SPANS, TASKS
 from raydebug.protocol.questions import SPANS as ASK_SPANS
 from raydebug.protocol.questions import SpansBody
 from raydebug.protocol.secrets import scrubbed
+from raydebug.runs.folder import SPANS, TASKS, VERSION
+from raydebug.runs.timeline import ABOUT
 from raydebug.settings.files import atomic_write, open_private
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from raydebug.protocol.listings import ListedAnswer
     from raydebug.protocol.spans import SpansRecord
 
-VERSION = 1
 ASK_EVERY_S, ASK_AT_MOST_S, ANSWER_S = 2.0, 5.0, 2.0
 ASK_SHARE = 5  # thousands of processes keep the gateway busy for long: at most a sixth of the time
 CLOCK_EVERY_S, ROUND_TRIPS = 60.0, 5
@@ -46,7 +46,6 @@ MOST_BYTES, MOST_UNWRITTEN = 200 * 2**20, 16 * 2**20  # of spans.jsonl; of what 
 COLUMNS = ("task_id", "attempt_number", "name", "state", "job_id", "actor_id", "type", "func_or_class_name", "node_id",
            "worker_id", "worker_pid", "creation_time_ms", "start_time_ms", "end_time_ms")  # fmt: skip
 NAMES = ("name", "func_or_class_name")  # that a program may choose
-ABOUT = ("pid", "child_of", "ip", "node_id", "rank", "actor", "title", "is_driver")  # of a process
 
 
 class SpanLog:

@@ -219,8 +219,8 @@ class Tools:
         Example: snapshot(run="last", frame=1, expression="batch['input_ids'].shape")
         """
         from raydebug.client.gateway_client import fetch_snapshot, save_pause
-        from raydebug.jobs.run_folder import RunFolder
         from raydebug.render import Paint
+        from raydebug.runs.folder import RunFolder
         from raydebug.snapshot.console import SavedDebugger
         from raydebug.snapshot.load import choose_snapshot, find_snapshots, group_same, name_processes, read_document
 

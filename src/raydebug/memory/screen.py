@@ -17,7 +17,7 @@ from raydebug.protocol.names import name_process
 if TYPE_CHECKING:
     from raydebug.protocol.listings import ListedProcess
     from raydebug.protocol.memory import Holder
-    from raydebug.report.document import Run
+    from raydebug.runs.record import Run
 
 COLUMNS = ["process", "pid", "now", "per step", "peak", "shared", "GPU torch", "GPU other", "holds most"]
 HERE = "this node"
@@ -32,12 +32,12 @@ def per_step(run: Run | None) -> dict[tuple[str, str], float]:
     """
     found: dict[tuple[str, str], float] = defaultdict(float)
     for process in run.memory if run is not None else ():
-        if run is None or " of " in process.name:  # the whole node, or children of a worker
+        if run is None or " of " in process.process:  # the whole node, or children of a worker
             continue
-        before = [bisect_right(process.samples, step.end_s, key=lambda one: one[0]) for step in run.steps]
+        before = [bisect_right(process.samples, step["end_s"], key=lambda one: one[0]) for step in run.steps]
         known = [process.samples[count - 1][1] for count in before if count][1:]  # the first step still loads
         if len(known) > 1:
-            name = process.name.rpartition(".")[2]  # Ray's name of a class has those around it: `make.<locals>.Worker`
+            name = process.process.rpartition(".")[2]  # Ray names `make.<locals>.Worker` with what is around it
             found[name, process.node] += 2**20 * median(v - u for u, v in itertools.pairwise(known))
     return found
 

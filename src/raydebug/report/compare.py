@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from raydebug.render import duration
-from raydebug.report.document import Run
 from raydebug.report.plot import peak
 from raydebug.report.units import change, mebibytes
 from raydebug.report.waterfall import rows_of
+from raydebug.runs.record import Run
 
 # Hydra overrides and options: the text before = names a setting, at any position of the command.
 _SETTING = re.compile(r"(?P<key>[\w.+~@/-]+)=(?P<value>.*)", re.DOTALL)

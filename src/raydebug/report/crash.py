@@ -9,12 +9,11 @@ from pathlib import Path
 
 from raydebug.console.view import number, shape, who
 from raydebug.errors import RaydebugError
-from raydebug.jobs import run_folder
 from raydebug.protocol.snapshot import SUFFIX, SavedFrame, SnapshotDocument
 from raydebug.render import moment
-from raydebug.report.document import read_run
 from raydebug.report.page import Child, Markup, facts, page, section, table_row, tag, wide_table
 from raydebug.report.write import write_page
+from raydebug.runs.folder import read_run
 from raydebug.snapshot.console import exception_lines, raised_frames
 from raydebug.snapshot.gpu_memory import gpu_memory_lines
 from raydebug.snapshot.values import Values, tensor_facts
@@ -38,7 +37,7 @@ def write_crash_page(document: SnapshotDocument, snapshot: Path, output: Path | 
 def _command(document: SnapshotDocument, snapshot: Path) -> str:
     """Return the command of the job; without its record that of the process, unless that is Ray's worker."""
     with contextlib.suppress(RaydebugError):
-        run = read_run(run_folder.read_run(snapshot.absolute().parent.parent))
+        run = read_run(snapshot.absolute().parent.parent)
         if run.id == document["summary"].get("job"):
             return shlex.join(run.command)
     argv = document.get("argv", [])

@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raydebug.jobs.memory_samples import NODE
 from raydebug.render import duration
 from raydebug.report import units
-from raydebug.report.document import SECONDS, GpuLoad, ProcessMemory, Run, Spread
 from raydebug.report.page import SERIES, Markup, join, number, percent, span, tag
 from raydebug.report.plot import (
     COLUMNS,
@@ -27,6 +25,7 @@ from raydebug.report.plot import (
     stretched,
 )  # fmt: skip
 from raydebug.report.waterfall import times, track
+from raydebug.runs.record import NODE, GpuLoad, ProcessMemory, Run
 
 MOST_GPUS = 16
 
@@ -35,23 +34,26 @@ def step_row(run: Run, axis: Axis) -> list[Markup]:
     """Return the row of step durations."""
     if not run.steps:
         return []
-    spreads = [step.spreads.get(SECONDS, Spread(step.seconds, step.seconds, 0, None)) for step in run.steps]
-    shortest, longest = min(one.low for one in spreads), max(one.high for one in spreads)
-    high = ceiling(longest)
+    seconds = [step["seconds"] for step in run.steps]
+    high = ceiling(max(seconds))
     if len(run.steps) <= COLUMNS // 2:
         bars = [
-            tag("rect", tag("title", f"step {s.step}: {duration(s.seconds)}"), x=axis.at(s.end_s - s.seconds),
-                width=axis.span(max(0.0, s.end_s - s.seconds), s.end_s), y=percent(1 - s.seconds / high),
-                height=percent(s.seconds / high), class_="step")
-            for s in run.steps
+            tag("rect", tag("title", f"step {step['step']}: {duration(took)}"), x=axis.at(step["end_s"] - took),
+                width=axis.span(max(0.0, step["end_s"] - took), step["end_s"]), y=percent(1 - took / high),
+                height=percent(took / high), class_="step")
+            for step, took in zip(run.steps, seconds, strict=True)
         ]  # fmt: skip
         drawn = join(bars)
     else:
-        points = [(step.end_s, step.seconds, one.low, one.high) for step, one in zip(run.steps, spreads, strict=True)]
+        points = [(step["end_s"], step["seconds"]) for step in run.steps]
         drawn = stretched(draw_curve(axis, points, 0.0, high, "s1"))
     median = duration(run.median_step_s)
     label = f"duration of {units.counted(run.step_count, 'step')}: median {median}"
-    how = [tag("b", median), span("unit", "median"), span("range", f"{duration(shortest)} to {duration(longest)}")]
+    how = [
+        tag("b", median),
+        span("unit", "median"),
+        span("range", f"{duration(min(seconds))} to {duration(max(seconds))}"),
+    ]
     drawing = plot(axis, drawn, scale_labels(duration(high)), label=label, class_="curves low")
     return [track(["step duration", times(run.step_count)], drawing, how, "curved")]
 
@@ -123,7 +125,7 @@ def memory_rows(run: Run, axis: Axis) -> list[Markup]:
 
 def memory_sum(run: Run, axis: Axis) -> list[Point]:
     """Return the memory of all processes of the run by column; if none is known, that of the nodes."""
-    own = [process for process in run.memory if process.name != NODE]
+    own = [process for process in run.memory if process.process != NODE]
     series = [points_of(process) for process in own or run.memory]
     return [(x, values[0]) for x, values in stack(series, [0] * len(series), axis.length)] if series else []
 
@@ -134,11 +136,11 @@ def points_of(process: ProcessMemory) -> list[Point]:
 
 
 def _node(name: str, found: Sequence[ProcessMemory], axis: Axis) -> NodeMemory:
-    processes = sorted((p for p in found if p.name != NODE), key=lambda process: -peak(process.samples))
+    processes = sorted((p for p in found if p.process != NODE), key=lambda process: -peak(process.samples))
     own = len(processes) if len(processes) <= SERIES else SERIES - 1
     bands = [min(index, own) for index in range(len(processes))]
     columns = stack([points_of(process) for process in processes], bands, axis.length)
-    whole = [point for process in found if process.name == NODE for point in points_of(process)]
+    whole = [point for process in found if process.process == NODE for point in points_of(process)]
     return NodeMemory(name, processes, bands, columns if processes else [], whole)
 
 
@@ -196,7 +198,7 @@ def _legend(node: NodeMemory) -> Markup:
     entries = []
     for band in range(max(node.bands), -1, -1):
         inside = [process for process, of in zip(node.processes, node.bands, strict=True) if of == band]
-        name = inside[0].name if len(inside) == 1 else f"{len(inside)} others"
+        name = inside[0].process if len(inside) == 1 else f"{len(inside)} others"
         most = units.mebibytes(max(peak(process.samples) for process in inside))
         size = most if len(inside) == 1 else f"each up to {most}"
         swatch = span(f"swatch {_colour(band, node.bands)}", _LETTERS[band])

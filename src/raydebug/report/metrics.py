@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from raydebug.render import duration
 from raydebug.report import units
-from raydebug.report.document import Run, Step
 from raydebug.report.page import Markup, section, span, tag, wide_table
 from raydebug.report.plot import Axis, draw_curve, stretched
+from raydebug.runs.record import Run, Step
 
 LAST_STEPS = 12
 TABLE_METRICS = 5
@@ -23,7 +23,7 @@ _WANTED = [re.compile(word) for word in ("reward|score", "loss", r"\bkl|_kl", "e
 
 def metric_names(steps: Sequence[Step]) -> list[str]:
     """Return the names of all metrics, the most wanted first."""
-    names = list(dict.fromkeys(name for step in steps for name in step.metrics))
+    names = list(dict.fromkeys(name for step in steps for name in step["metrics"]))
     shortest = sorted(range(len(names)), key=lambda i: (names[i].count("/") + len(names[i]) / 100, i))
     first = []
     for word in _WANTED:  # of each kind the mean: critic/rewards/mean before critic/rewards/max
@@ -32,18 +32,19 @@ def metric_names(steps: Sequence[Step]) -> list[str]:
     return first + [name for name in names if name not in first]
 
 
-def steps_section(run: Run) -> Markup | None:
-    """Return the last steps and the curves of the metrics; None for a run without steps."""
+def steps_section(run: Run, slow_step: str = "") -> Markup | None:
+    """Return the last steps and the curves of the metrics, and why one was slow; None for a run without steps."""
     if not run.steps:
         return None
     names = metric_names(run.steps)
-    over = f"Steps {run.steps[0].step:,} to {run.steps[-1].step:,}, from left to right."
-    if run.step_count > run.steps_kept:
-        over += f" The record of this long run has {run.steps_kept:,} of its {run.step_count:,} steps."
-    if run.steps_kept > 2 * _COLUMNS:
-        over += f" {run.steps_kept:,} values are drawn as {_COLUMNS} means, shaded from lowest to highest."
+    over = f"Steps {run.steps[0]['step']:,} to {run.steps[-1]['step']:,}, from left to right."
+    kept = len(run.steps)
+    if run.step_count > kept:
+        over += f" The record of this long run has {kept:,} of its {run.step_count:,} steps."
+    if kept > 2 * _COLUMNS:
+        over += f" {kept:,} values are drawn as {_COLUMNS} means, shaded from lowest to highest."
     drawn = [tag("h3", "Metrics"), tag("p", over, class_="note"), charts(names, run.steps)] if names else None
-    slow = tag("p", run.slow_step, class_="note") if run.slow_step else None
+    slow = tag("p", slow_step, class_="note") if slow_step else None
     return section("Steps", slow, _table(run, names[:TABLE_METRICS]), drawn, id="steps")
 
 
@@ -62,14 +63,14 @@ def charts(names: Sequence[str], steps: Sequence[Step]) -> list[Markup | None]:
 
 def _chart(name: str, steps: Sequence[Step]) -> Markup:
     """Return the curve of a metric over the steps, with its last value and its range."""
-    having = sorted((step for step in steps if name in step.metrics), key=lambda step: step.step)
-    points = [(float(step.step), step.metrics[name], *step.spreads.get(name, ())[:2]) for step in having]
-    known = [y for _, *ys in points for y in ys if math.isfinite(y)]
+    having = sorted((step for step in steps if name in step["metrics"]), key=lambda step: step["step"])
+    points = [(float(step["step"]), step["metrics"][name]) for step in having]
+    known = [y for _, y in points if math.isfinite(y)]
     first = points[0][0]
     axis = Axis(max(points[-1][0] - first, 1.0))
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
     margin = (high - low or abs(high) or 1.0) * 0.06
-    drawn = draw_curve(axis, [(x - first, *ys) for x, *ys in points], low - margin, high + margin, "s1", _COLUMNS)
+    drawn = draw_curve(axis, [(x - first, y) for x, y in points], low - margin, high + margin, "s1", _COLUMNS)
     value = units.figure(points[-1][1])
     label = f"{name}: {value} at the end, from {units.figure(low)} to {units.figure(high)}"
     drawing = tag("svg", stretched(drawn), class_="plot small", role="img", aria_label=label)
@@ -80,18 +81,10 @@ def _chart(name: str, steps: Sequence[Step]) -> Markup:
 
 def _odd(steps: Sequence[Step], name: str) -> Markup | None:
     """Return the step at which a metric became NaN or infinite, a frequent cause of failed trainings."""
-    bad, count = [], 0
-    for step in steps:
-        several = step.spreads.get(name)
-        if several is not None and several.first_odd is not None:
-            bad.append(several.first_odd)
-            count += several.odd
-        elif several is None and not math.isfinite(step.metrics[name]):
-            bad.append((step.step, step.metrics[name]))
-            count += 1
+    bad = [(step["step"], value) for step in steps if not math.isfinite(value := step["metrics"][name])]
     if not bad:
         return None
-    more = f" and {count - 1:,} more" if count > 1 else ""
+    more = f" and {len(bad) - 1:,} more" if len(bad) > 1 else ""
     return tag("div", f"{units.figure(bad[0][1])} at step {bad[0][0]:,}{more}", class_="odd")
 
 
@@ -99,9 +92,9 @@ def _table(run: Run, names: Sequence[str]) -> Markup:
     shown = run.steps[-LAST_STEPS:]
     head = ["step", "ended at", "took", *names]
     rows = [
-        tag("tr", tag("th", f"{step.step:,}", scope="row"), tag("td", units.since_start(step.end_s)),
-            tag("td", duration(step.seconds)),
-            [tag("td", units.figure(step.metrics[name]) if name in step.metrics else "") for name in names])
+        tag("tr", tag("th", f"{step['step']:,}", scope="row"), tag("td", units.since_start(step["end_s"])),
+            tag("td", duration(step["seconds"])),
+            [tag("td", units.figure(step["metrics"][name]) if name in step["metrics"] else "") for name in names])
         for step in shown
     ]  # fmt: skip
     caption = f"The last {len(shown)} of {run.step_count:,} steps" if run.step_count > len(shown) else "All steps"

@@ -16,7 +16,7 @@ from raydebug.report.page import Child, Markup, join, number, percent, tag
 
 COLUMNS = 400  # over the width of a plot: about two pixels each
 Point = tuple[float, float]
-Points = Sequence[tuple[float, ...]]  # (x, y), or (x, mean, lowest, highest) of several values
+Points = Sequence[tuple[float, float]]
 Interval = tuple[float, float]
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 _WIDTH, _HEIGHT = 1000.0, 100.0  # of the inner box
@@ -183,7 +183,7 @@ def downsample(points: Points, columns: int = COLUMNS) -> Downsampled:
     Points are ordered by x; y may be NaN or infinite. A column without a finite y is NaN: a gap in the curve.
     """
     if len(points) <= 2 * columns:
-        return Downsampled([(point[0], point[1]) for point in points], [], [])
+        return Downsampled(list(points), [], [])
     first = points[0][0]
     width = (points[-1][0] - first) / columns or 1.0
     middle, low, high = [], [], []
@@ -191,8 +191,8 @@ def downsample(points: Points, columns: int = COLUMNS) -> Downsampled:
         known = [point for point in inside if math.isfinite(point[1])]
         x = first + (column + 0.5) * width
         middle.append((x, math.fsum(point[1] / len(known) for point in known) if known else math.nan))
-        low.append((x, min((min(point[1:]) for point in known), default=math.nan)))
-        high.append((x, max((max(point[1:]) for point in known), default=math.nan)))
+        low.append((x, min((y for _, y in known), default=math.nan)))
+        high.append((x, max((y for _, y in known), default=math.nan)))
     return Downsampled(middle, low, high)
 
 

@@ -9,14 +9,13 @@ from urllib.parse import quote
 
 from raydebug import render
 from raydebug.diagnose.answer import headline, origin
-from raydebug.jobs.run_folder import RUN
 from raydebug.render import duration
 from raydebug.report import curves, units
-from raydebug.report.document import Change, Pause, Run, read_run
 from raydebug.report.metrics import steps_section
 from raydebug.report.page import Child, Markup, facts, page, section, span, table_row, tag, wide_table
 from raydebug.report.plot import COLUMNS, Axis, covered, hatches, merge
 from raydebug.report.waterfall import bands, is_dense, pause_rows, phase_rows, rows_of, spans_of, timeline
+from raydebug.runs.record import RUN, Change, Pause, Run
 
 _MOST_READ = 2000  # phases that the program searches at each move of the cursor; with more, it shows none
 FEW = 12  # pauses that need no summary by place
@@ -33,23 +32,31 @@ _OPTION = re.compile(r"--\w|[\w.+~@/-]+=")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
-def run_page(document: Mapping[str, object], folder: str = "", *, reload_s: float | None = None) -> str:
-    """Return the page of a run; missing parts of its document are left out.
+def run_page(
+    run: Run,
+    folder: str = "",
+    *,
+    crashes: Sequence[Mapping[str, str]] = (),
+    slow_step: str = "",
+    reload_s: float | None = None,
+) -> str:
+    """Return the page of a run; what it does not have is left out.
 
     Args:
-        document: of the run.
+        run: from its record.
+        crashes: what its snapshots are of (snapshot/load.py).
+        slow_step: why its slowest step was slow (trace/why.py).
         folder: the relative path from the page to the run's folder, with a final slash; empty if the page is in it.
         reload_s: the page reads itself again after so many seconds; None for one that stays as it is.
     """
-    run = read_run(document)
     axis = Axis(run.length_s)
     parts = [
         _findings(run),
-        _crashes(run),
+        _crashes(run.id, crashes),
         _timeline(run, axis),
         _pauses(run),
-        steps_section(run),
-        _changes(run.changes, run.profile) if run.kind == RUN else None,  # a check changes nothing
+        steps_section(run, slow_step),
+        _changes(run.changes, run.profile or "") if run.kind == RUN else None,  # a check changes nothing
         _environment(run),
     ]
     title = f"{run.status}: {' '.join(run.command)[:80] or run.id}"
@@ -86,7 +93,7 @@ def _notes(run: Run) -> list[str]:
     rows = [row.spans for row in rows_of(run.phases, run.length_s)] + [spans_of(run.pauses, run.length_s)]
     if any(is_dense(spans, run.length_s) for spans in rows):
         notes.append(f"Where spans are too many to be drawn, the height says how much of each {each} they fill.")
-    most = max(run.steps_kept, *(len(samples) for samples in run.samples), 0)
+    most = max(len(run.steps), *(len(samples) for samples in run.samples), 0)
     if most > 2 * COLUMNS:
         shaded = "shaded from lowest to highest; memory as the moment of its highest sum"
         notes.append(f"A curve of up to {most:,} values is drawn as the mean of each {each}, {shaded}.")
@@ -105,7 +112,7 @@ def _cursor_data(run: Run, axis: Axis) -> dict[str, object]:
         "length": moment(axis.length),
         "phases": phases if len(phases) <= _MOST_READ else [],
         "pauses": [[moment(start), moment(end)] for start, end in pauses],
-        "steps": [[moment(step.end_s), step.step, moment(step.seconds)] for step in run.steps],
+        "steps": [[moment(step["end_s"]), step["step"], moment(step["seconds"])] for step in run.steps],
         "memory": [[moment(x), round(mib)] for x, mib in curves.memory_sum(run, axis)],
     }
 
@@ -188,22 +195,22 @@ def _finding(finding: Mapping[str, str]) -> Markup:
     return tag("li", mark, body)
 
 
-def _crashes(run: Run) -> Markup | None:
+def _crashes(run_id: str, crashes: Sequence[Mapping[str, str]]) -> Markup | None:
     """Return which processes crashed where, and how to open what they left; None if there are no snapshots."""
-    if not run.crashes:
+    if not crashes:
         return None
     rows = [
         table_row(
             _kind(crash.get("exception", ""), crash.get("message", "").partition("\n")[0]),
             tag("code", crash.get("where", "")),
             crash.get("who", ""),
-            f"{crash.get('at', '')}{', first' if crash is run.crashes[0] else ''}",
-            tag("code", render.command("raydebug", "open", run.id, "--pick", crash.get("pick", ""))),
+            f"{crash.get('at', '')}{', first' if crash is crashes[0] else ''}",
+            tag("code", render.command("raydebug", "open", run_id, "--pick", crash.get("pick", ""))),
             classes=["kind", "where", "who", "at", "open"],
         )
-        for crash in run.crashes
+        for crash in crashes
     ]
-    kinds = units.counted(len(run.crashes), "kind of crash", "kinds of crashes")
+    kinds = units.counted(len(crashes), "kind of crash", "kinds of crashes")
     note = f"{kinds}. Frames, locals and tensors were saved; they open on any machine, without Ray or torch."
     table = wide_table("crashes", "pauses", ["exception", "where", "who", "at", "open"], rows)
     return section("Crashes", table, id="crashes", note=note)
@@ -279,7 +286,7 @@ def _pauses(run: Run) -> Markup | None:
 
 
 def _places(pauses: Sequence[Pause], length: float) -> list[Markup | None]:
-    groups: dict[tuple[str, str, str], list[Pause]] = {}
+    groups: dict[tuple[str, str, str | None], list[Pause]] = {}
     for pause in pauses:
         groups.setdefault((pause.where, pause.kind, pause.exception), []).append(pause)
     rows = []
@@ -309,7 +316,7 @@ def _list(pauses: Sequence[Pause], length: float) -> Markup:
     return _table("One by one", rows, ["id", "where", "kind", "who", "at", "waited"])
 
 
-def _kind(kind: str, exception: str) -> Markup | str:
+def _kind(kind: str, exception: str | None) -> Markup | str:
     return tag("span", span("crash", kind), f": {exception}") if exception else kind
 
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from raydebug import render
 from raydebug.cluster.state import DEFAULT_NAME, name_option
-from raydebug.jobs.memory_samples import NODE
 from raydebug.render import duration
-from raydebug.report.document import GpuLoad, ProcessMemory, Run
 from raydebug.report.units import figure, mebibytes
+from raydebug.runs.record import NODE, GpuLoad, ProcessMemory, Run
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -68,8 +67,8 @@ def take_picture(run: Run, log: str, now: float, *, age_s: float = 0.0, training
         "took_s": took_s,
         "age_s": round(age_s, 1),
         "now": training or phase,
-        "step": run.steps[-1].step if run.steps else None,
-        "step_age_s": max(0.0, (took_s or 0.0) - run.steps[-1].end_s) if run.steps else None,
+        "step": run.steps[-1]["step"] if run.steps else None,
+        "step_age_s": max(0.0, (took_s or 0.0) - run.steps[-1]["end_s"]) if run.steps else None,
         "step_s": run.median_step_s,
         "stops": stops,
         "slow_rank": next((one.get("what") for one in reversed(run.findings) if one.get("code") == SLOW), None),
@@ -83,11 +82,11 @@ def take_picture(run: Run, log: str, now: float, *, age_s: float = 0.0, training
 
 def _metrics(run: Run) -> Iterator[dict[str, Any]]:
     for label, names in METRICS.items():
-        for name in [one for one in names if any(one in step.metrics for step in run.steps)][:1]:
-            values = [step.metrics[name] for step in run.steps if name in step.metrics]
+        for name in [one for one in names if any(one in step["metrics"] for step in run.steps)][:1]:
+            values = [step["metrics"][name] for step in run.steps if name in step["metrics"]]
             yield {"label": label, "name": name, "values": values[-VALUES:]}
     if run.steps:
-        yield {"label": "step, seconds", "name": "", "values": [one.seconds for one in run.steps][-VALUES:]}
+        yield {"label": "step, seconds", "name": "", "values": [step["seconds"] for step in run.steps][-VALUES:]}
 
 
 def _memory(found: Sequence[ProcessMemory | GpuLoad]) -> Iterator[dict[str, Any]]:
@@ -96,7 +95,8 @@ def _memory(found: Sequence[ProcessMemory | GpuLoad]) -> Iterator[dict[str, Any]
         earlier = [one for one in one.samples if one[0] <= last_s - MINUTE_S]
         at_s, before, *_ = (earlier or one.samples[:1])[-1]  # of a long run there is less than one sample a minute
         change = (mib - before) * MINUTE_S / max(MINUTE_S, last_s - at_s)
-        about = {"process": one.name, "node": one.node, "mib": mib, "last_minute_mib": change}
+        name = one.name if isinstance(one, GpuLoad) else one.process
+        about = {"process": name, "node": one.node, "mib": mib, "last_minute_mib": change}
         values = [value for _, value, *_ in one.samples[-VALUES_OF_MEMORY:]]
         yield {**about, "values": values, **({"busy": busy[0]} if busy else {})}
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from raydebug.render import duration
 from raydebug.report import units
-from raydebug.report.document import Pause, Phase, Run
 from raydebug.report.page import Child, Markup, percent, span, tag
 from raydebug.report.plot import (
     Axis,
@@ -21,6 +20,7 @@ from raydebug.report.plot import (
     stretched,
     time_axis,
 )  # fmt: skip
+from raydebug.runs.record import Pause, Phase, Run
 
 MOST_ROWS = 40  # of phases by name; further ones are one sum
 KINDS = {

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from raydebug.errors import UsageError
-from raydebug.jobs.run_folder import SNAPSHOTS
 from raydebug.report.run import run_page
+from raydebug.runs.folder import SNAPSHOTS
+from raydebug.runs.record import Run
 from raydebug.settings.files import atomic_write, write_named
 from raydebug.snapshot.load import describe_groups, find_snapshots
 
 PAGE = "report.html"
 
 
-def write_report(run: Mapping[str, object], output: Path | None = None, *, reload_s: float | None = None) -> Path:
-    """Write the page of a run, by default into its folder, and return its path, which is absolute.
-
-    With `reload_s` the page reads itself again after so many seconds.
+def write_report(run: Run, output: Path | None = None, *, slow_step: str = "", reload_s: float | None = None) -> Path:
+    """Write the page of a run (run_page), by default into its folder, and return its path, which is absolute.
 
     Raises:
         RaydebugError: the file cannot be written.
     """
-    folder = Path(str(run["folder"])).absolute()
+    folder = run.folder.absolute()
     path = (output or folder / PAGE).absolute()
     crashes = describe_groups(find_snapshots(str(folder))) if (folder / SNAPSHOTS).is_dir() else []
-    page = run_page({**run, "crashes": crashes}, seen_from(path.parent, folder), reload_s=reload_s)
+    seen = seen_from(path.parent, folder)
+    page = run_page(run, seen, crashes=crashes, slow_step=slow_step, reload_s=reload_s)
     fix = "name a file that can be: `raydebug report --output FILE`"
     return write_page(path, page, named=output is not None, fix=fix)
 

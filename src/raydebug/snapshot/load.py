@@ -14,9 +14,9 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints, is_ty
 
 from raydebug import render
 from raydebug.errors import RaydebugError, UsageError
-from raydebug.jobs.run_folder import LAST, SNAPSHOTS, load_run, runs_dir
 from raydebug.protocol.names import name_ranks
 from raydebug.protocol.snapshot import FORMAT, MAX_BYTES, SUFFIX, VERSION, SnapshotDocument, SnapshotSummary
+from raydebug.runs.folder import LAST, SNAPSHOTS, find_folder, runs_dir
 from raydebug.settings.files import NotPlainText, read_bounded
 
 READ_BYTES = 2 * MAX_BYTES  # of the file, and of its content after decompression; raydebug writes less
@@ -59,7 +59,7 @@ def find_snapshots(target: str = LAST) -> list[SnapshotFile]:
     if target.endswith(SUFFIX) or (path.exists() and not path.is_dir()):
         return [SnapshotFile(path, _read_summary(path))]
     known = path if "/" in target else runs_dir() / target  # a job that `run` did not start has no record
-    folder = known if known.is_dir() else Path(load_run(target)["folder"])
+    folder = known if known.is_dir() else find_folder(target)
     found = []
     for path in (folder / SNAPSHOTS if (folder / SNAPSHOTS).is_dir() else folder).glob(f"*{SUFFIX}"):
         try:

@@ -14,8 +14,8 @@ from raydebug import render
 from raydebug.client.gateway_client import request
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import RaydebugError
-from raydebug.jobs.run_folder import STACKS
 from raydebug.protocol import messages
+from raydebug.runs.folder import STACKS
 from raydebug.settings.files import atomic_write
 from raydebug.stacks.collect import as_document, fetch_tasks, take
 from raydebug.stacks.progress import TICK_S, Progress, Words

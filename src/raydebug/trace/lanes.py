@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from raydebug.protocol.names import name_process
 from raydebug.protocol.spans import REQUEST
-from raydebug.trace.record import PARTS, STEP, Process, Recorded, Span
+from raydebug.runs.timeline import PARTS, STEP, Process, Recorded, Span
 
 METRICS = re.compile(r"reward|score|loss|kl|grad_norm|entropy|response_length|throughput|seqlen|memory")
 MOST_METRICS = 40
@@ -91,11 +91,13 @@ def arrange(title: str, events: Iterable[Event], *, nested: bool = False) -> lis
 def _run(recorded: Recorded) -> Group:
     run, start = recorded.run, recorded.start
 
-    def event(name: str, begin_s: float, end_s: float | None, **facts: str) -> Event:
+    def event(name: str, begin_s: float, end_s: float | None, **facts: str | None) -> Event:
         return Event(name, start + begin_s, recorded.end if end_s is None else start + end_s, facts)
 
     phases = [event(one.name, one.start_s, one.end_s) for one in run.phases]
-    steps = [event(f"step {one.step}", max(0.0, one.end_s - one.seconds), one.end_s) for one in run.steps]
+    steps = [
+        event(f"step {step['step']}", max(0.0, step["end_s"] - step["seconds"]), step["end_s"]) for step in run.steps
+    ]
     pauses = [event(f"pause {one.id}: {one.where}", one.start_s, one.end_s, who=one.who, exception=one.exception)
               for one in run.pauses]  # fmt: skip
     syncs = [Event(one.name, one.start, one.end, {"pid": process.about.get("pid")}) for process in recorded.processes
@@ -115,10 +117,9 @@ def _marks(recorded: Recorded) -> list[Event]:
             word = "hang" if one.get("code") == "run.hangs" else one.get("severity", "finding")
             facts = {name: one.get(name) for name in ("code", "why", "fix")}
             marks.append(Event(f"{word}: {one.get('what', '')}", recorded.start + at, None, facts))
-    for kind, word in (("snapshots", "crash"), ("deaths", "end of a process")):
-        found = recorded.document.get(kind)
-        for about in found if isinstance(found, list) else ():
-            if isinstance(about, dict) and (at := _number(about.get("at"))):
+    for rows, word in ((recorded.run.snapshots, "crash"), (recorded.run.deaths, "end of a process")):
+        for about in rows:
+            if at := _number(about.get("at")):
                 what = about.get("text") or f"{about.get('exception')} in {about.get('function')}"
                 marks.append(Event(f"{word}: {what}", at, None, {"pid": about.get("pid"), "rank": about.get("rank")}))
     return marks
@@ -134,13 +135,15 @@ def _number(value: object) -> float:
 
 def _curves(recorded: Recorded) -> Group:
     run, start = recorded.run, recorded.start
-    names = dict.fromkeys(name for one in run.steps for name in one.metrics if METRICS.search(name))
+    names = dict.fromkeys(name for step in run.steps for name in step["metrics"] if METRICS.search(name))
     counters = [
-        Counter(name, "", [(start + one.end_s, one.metrics[name]) for one in run.steps if name in one.metrics])
+        Counter(
+            name, "", [(start + step["end_s"], step["metrics"][name]) for step in run.steps if name in step["metrics"]]
+        )
         for name in [*names][:MOST_METRICS]
     ]
     many = len({one.node for one in run.memory}) > 1
-    shown = [(f"{one.name} on {one.node}" if many else one.name, "MiB", 1, one.samples) for one in run.memory]
+    shown = [(f"{one.process} on {one.node}" if many else one.process, "MiB", 1, one.samples) for one in run.memory]
     for gpu in run.gpus:
         shown += [(f"{gpu.name} on {gpu.node}: {word}", unit, column, gpu.samples)
                   for word, unit, column in (("memory", "MiB", 1), ("busy", "%", 2))]  # fmt: skip

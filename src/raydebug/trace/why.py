@@ -10,9 +10,9 @@ from statistics import median_low
 from typing import NamedTuple
 
 from raydebug.errors import UsageError
-from raydebug.report.document import Run
+from raydebug.runs.record import Run
+from raydebug.runs.timeline import PARTS, STEP, Process, Recorded, Span
 from raydebug.trace.lanes import title_of
-from raydebug.trace.record import PARTS, STEP, Process, Recorded, Span
 
 NEIGHBOURS = 5  # before, and as many after
 LEAST_S, LEAST_SHARE = 0.5, 0.1  # of the usual time: less is not slower than usual
@@ -22,8 +22,8 @@ SLOW_RANK = "run.slow-rank"  # stacks/slow_watch.py: a rank that is slow in each
 
 
 @dataclass(frozen=True)
-class Step:
-    """A step: its phases are seconds by name, those inside of other phases left out; pauses are not in them."""
+class StepTimes:
+    """Where a step's time went: its phases are seconds by name, without those inside of others and without pauses."""
 
     number: int
     start: float
@@ -78,7 +78,7 @@ def slowest(recorded: Recorded) -> Why | None:
     return _explain(recorded, steps, max(slow, key=lambda at: steps[at].took_s - (usual[at] or 0.0)))
 
 
-def steps_of(recorded: Recorded) -> list[Step]:
+def steps_of(recorded: Recorded) -> list[StepTimes]:
     """Return the steps in order: from the trainer's timers, else as its log has them."""
     trainer = max(recorded.processes, key=_count_steps, default=None)
     if trainer is None or not _count_steps(trainer):
@@ -97,8 +97,10 @@ def steps_of(recorded: Recorded) -> list[Step]:
         for span in outer:
             phases[span.name] += span.end - span.start
         step = int(one.of) if one.of.isdecimal() else number
-        found[step] = Step(step, one.start, one.end, phases, outer)
-    logged = [at for at, one in enumerate(recorded.run.steps) if one.step > max(found)]  # the record of spans has ended
+        found[step] = StepTimes(step, one.start, one.end, phases, outer)
+    logged = [
+        at for at, one in enumerate(recorded.run.steps) if one["step"] > max(found)
+    ]  # the record of spans has ended
     return [found[step] for step in sorted(found)] + [_logged(recorded.run, recorded.start, at) for at in logged]
 
 
@@ -106,19 +108,20 @@ def _count_steps(process: Process) -> int:
     return sum(one.name == STEP for one in process.spans)
 
 
-def _logged(run: Run, start: float, at: int) -> Step:
+def _logged(run: Run, start: float, at: int) -> StepTimes:
     one = run.steps[at]
-    named = ((*name.rpartition("/"), value) for name, value in one.metrics.items())
+    named = ((*name.rpartition("/"), value) for name, value in one["metrics"].items())
     # What is further behind, such as timing_s/agent_loop/slowest/response_length, is a part of a phase, or no time.
     phases = {name: value for mark, _, name, value in named if mark in ("timing_s", "timing") and name != STEP}
-    return Step(one.step, start + one.end_s - one.seconds, start + one.end_s, phases, [])
+    end = start + one["end_s"]
+    return StepTimes(one["step"], end - one["seconds"], end, phases, [])
 
 
-def _neighbours(steps: Sequence[Step], at: int) -> list[Step]:
+def _neighbours(steps: Sequence[StepTimes], at: int) -> list[StepTimes]:
     return [*steps[max(0, at - NEIGHBOURS) : at], *steps[at + 1 : at + 1 + NEIGHBOURS]]
 
 
-def _usual(steps: Sequence[Step], at: int) -> float | None:
+def _usual(steps: Sequence[StepTimes], at: int) -> float | None:
     return median_low(one.took_s for one in near) if (near := _neighbours(steps, at)) else None
 
 
@@ -126,7 +129,7 @@ def _is_more(extra_s: float, usual_s: float) -> bool:
     return extra_s >= max(LEAST_S, LEAST_SHARE * usual_s)
 
 
-def _explain(recorded: Recorded, steps: Sequence[Step], at: int) -> Why:
+def _explain(recorded: Recorded, steps: Sequence[StepTimes], at: int) -> Why:
     step, usual_s, near = steps[at], _usual(steps, at), _neighbours(steps, at)
     took = f"step {step.number} took {_s(step.took_s)}"
     if usual_s is None:
@@ -157,7 +160,7 @@ def _explain(recorded: Recorded, steps: Sequence[Step], at: int) -> Why:
     return Why(step.number, text, step.took_s, usual_s, phase, more_s, sample)
 
 
-def _paused(recorded: Recorded, step: Step) -> tuple[float, str] | None:
+def _paused(recorded: Recorded, step: StepTimes) -> tuple[float, str] | None:
     """Return the pause that held a step for longest, and for how long."""
     held = []
     for one in recorded.run.pauses:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from raydebug.errors import UsageError
+from raydebug.runs.timeline import Recorded
 from raydebug.settings.files import atomic_write, write_named
 from raydebug.trace.chrome import encode
 from raydebug.trace.lanes import groups_of
-from raydebug.trace.record import Recorded
 
 FILE = "trace.json.gz"  # in the run's folder
 
@@ -31,7 +31,7 @@ def write_trace(recorded: Recorded, output: Path | None = None) -> Written:
         RaydebugError: the file cannot be written.
     """
     groups = groups_of(recorded)
-    path = (output or Path(str(recorded.document["folder"])) / FILE).absolute()
+    path = (output or recorded.run.folder / FILE).absolute()
     data = encode(groups, recorded.start)
     if path.name.endswith(".gz"):
         data = gzip.compress(data, 6, mtime=0)

@@ -7,22 +7,21 @@ import fcntl
 import json
 import shutil
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol.snapshot import SUFFIX
+from raydebug.runs.record import CHECK, Run, read_document
 from raydebug.settings.files import atomic_write, open_private, read_json, state_dir
 
 VERSION = 1
-RUN, CHECK = "run", "check"
 KEPT = 50  # of each kind; a new run removes the oldest
 EMPTY_KEPT_S = 30 * 86_400
 DOCUMENT, LOG, SNAPSHOTS, STACKS = "run.json", "job.log", "snapshots", "stacks.json"
 SPANS, TASKS = "spans.jsonl", "tasks.json"
 LAST = "last"
-RECORD_BYTES_MAX = 256 * 2**20  # of run.json and stacks.json; records of earlier versions have up to 127 MiB
+RECORD_BYTES_MAX = 256 * 2**20  # of run.json and stacks.json
 UNFINISHED = ("running", "interrupted")  # statuses of records that are written anew when the job is followed again
 
 
@@ -55,7 +54,7 @@ class RunFolder:
             OSError: the log cannot be written.
         """
         with contextlib.suppress(RaydebugError):
-            if read_run(self.path).get("status") not in UNFINISHED:
+            if read_run(self.path).status not in UNFINISHED:
                 return None
         self._lock = open_private(self.path / LOG)  # a lock lasts as long as its file is open
         try:
@@ -67,15 +66,18 @@ class RunFolder:
         self._lock.truncate(0)
         return self
 
-    def write(self, document: Mapping[str, object], **encoded: str) -> None:
+    def write(self, run: Run, *, steps: str | None = None) -> None:
         """Write run.json, whole or not at all.
 
         Args:
-            document: its parts.
-            encoded: more parts, which are JSON already.
+            run: what it has.
+            steps: its steps, if they are JSON already.
         """
-        more = "".join(f', "{name}": {text}' for name, text in encoded.items())
-        atomic_write(self.path / DOCUMENT, f"{json.dumps({'version': VERSION, **document})[:-1]}{more}}}")
+        document = {"version": VERSION, **run.as_document()}
+        if steps is not None:
+            del document["steps"]
+        text = json.dumps(document, default=vars)
+        atomic_write(self.path / DOCUMENT, text if steps is None else f'{text[:-1]}, "steps": {steps}}}')
 
     def add_snapshot(self, snapshot_id: str, file: bytes) -> Path:
         """Write the file of a snapshot, and return its path.
@@ -106,49 +108,56 @@ def remove_oldest(kind: str) -> None:
                     folder.rmdir()
 
 
-def list_runs() -> list[dict[str, Any]]:
-    """Return the documents of all runs that can be read, oldest first."""
-    found = []
+def list_runs() -> list[Run]:
+    """Return all runs that can be read, oldest first."""
+    runs = []
     for folder in _folders():
-        try:
-            found.append(read_run(folder))
-        except RaydebugError:
-            continue
-    return sorted(found, key=lambda run: run.get("started") or 0)
+        with contextlib.suppress(RaydebugError):
+            runs.append(read_run(folder))
+    return sorted(runs, key=lambda run: run.started or 0)
 
 
-def load_run(name: str = LAST, *, checks: bool = True) -> dict[str, Any]:
-    """Return a run's document.
+def find_folder(name: str = LAST, *, checks: bool = True) -> Path:
+    """Return a run's folder.
 
     Args:
         name: its id, the beginning of it, a path to its folder, or `last`.
         checks: whether the last one may be a check.
 
     Raises:
-        RaydebugError: there is no such run, several begin so, or its document cannot be read.
+        RaydebugError: there is no such run, or several begin so.
     """
     if "/" in name:
-        return read_run(Path(name))
+        return Path(name)
     folders = [folder for folder in _folders() if checks or not folder.name.startswith(f"{CHECK}-")]
     ids = [folder.name for folder in folders]
-    found = folders[-1:] if name == LAST else [f for f in folders if f.name == name or f.name.startswith(name)]
-    exact = [folder for folder in found if folder.name == name]
-    if len(exact or found) == 1:
-        return read_run((exact or found)[0])
+    same = folders[-1:] if name == LAST else [folder for folder in folders if folder.name.startswith(name)]
+    same = [folder for folder in same if folder.name == name] or same
+    if len(same) == 1:
+        return same[0]
     none = f"there is no run '{name}'" if ids else "no run is recorded"
     raise UsageError(
-        f"several runs begin with '{name}'" if found else none,
+        f"several runs begin with '{name}'" if same else none,
         cause=f"{runs_dir()} has {', '.join(ids[-5:])}" if ids else f"{runs_dir()} is empty",
         fix="`raydebug report --list` shows them" if ids else "record one: raydebug run -- COMMAND",
         code="run.unknown",
     )
 
 
-def read_run(folder: Path) -> dict[str, Any]:
-    """Return the document of a run's folder, with the folder itself as `folder`.
+def load_run(name: str = LAST, *, checks: bool = True) -> Run:
+    """Return the run of a name, as find_folder takes it.
 
     Raises:
-        RaydebugError: it cannot be read, or is of another version.
+        RaydebugError: there is no such run, several begin so, or its document cannot be read.
+    """
+    return read_run(find_folder(name, checks=checks))
+
+
+def read_run(folder: Path) -> Run:
+    """Return the run of a folder; its `document` has the folder, too.
+
+    Raises:
+        RaydebugError: its document cannot be read, or is of another version.
     """
     path = folder / DOCUMENT if folder.is_dir() else folder
     try:
@@ -162,7 +171,7 @@ def read_run(folder: Path) -> dict[str, Any]:
             fix="name another run: `raydebug report --list`",
             code="run.bad-record",
         ) from error
-    return {**document, "folder": str(path.parent)}
+    return read_document({**document, "folder": str(path.parent)}, path.parent)
 
 
 def _folders() -> list[Path]:

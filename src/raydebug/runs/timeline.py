@@ -1,4 +1,4 @@
-"""What was recorded of a run: its document, the spans of its processes, Ray's tasks; all times in the run's clock.
+"""The spans of a run's processes and Ray's tasks, as they were recorded beside run.json; all times in the run's clock.
 
 A run that was cut off leaves files that end in the middle. What cannot be read is left out and counted.
 """
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from raydebug.errors import UsageError
-from raydebug.jobs.run_folder import RECORD_BYTES_MAX, SPANS, TASKS
-from raydebug.jobs.span_log import ABOUT, VERSION
-from raydebug.report.document import MOST_S, Run, read_run
+from raydebug.runs.folder import RECORD_BYTES_MAX, SPANS, TASKS, VERSION
+from raydebug.runs.record import MOST_S, Run
 from raydebug.settings.files import NotPlainText, read_bounded, read_json
 
-STEP, TASK = "step", "Ray task"  # the trainer's timer of a whole step; the note of a row of Ray's table
+STEP = "step"  # the trainer's timer of a whole step
+ABOUT = ("pid", "child_of", "ip", "node_id", "rank", "actor", "title", "is_driver")  # what is kept of a process
 _RANK = re.compile(r"(\S*WorkerDict)_(\d+):(\d+)")
 PARTS = {"generate_sequences": "generate", "compute_score": "reward", "tool_calls": "tool"}  # of a sample, verl's names
 
@@ -39,7 +39,7 @@ class Span(NamedTuple):
 
 @dataclass
 class Process:
-    """A process of the run; `about` is what it has said of itself (span_log.ABOUT)."""
+    """A process of the run; `about` is what it has said of itself (ABOUT)."""
 
     about: dict[str, Any]
     spans: list[Span] = field(default_factory=list)
@@ -58,9 +58,8 @@ class Process:
 
 @dataclass(frozen=True)
 class Recorded:
-    """All that is known of a run: its run.json, the same as values, its processes, and what is missing, for people."""
+    """A run with its processes, and what is missing, for people."""
 
-    document: Mapping[str, Any]
     run: Run
     start: float  # seconds since the epoch
     end: float  # the last moment that is known
@@ -68,14 +67,13 @@ class Recorded:
     notes: list[str]
 
 
-def read_recorded(document: Mapping[str, Any]) -> Recorded:
+def read_recorded(run: Run) -> Recorded:
     """Return what the folder of a run has.
 
     Raises:
         RaydebugError: its spans or tasks are of another version, or no such files.
     """
-    folder, notes = Path(str(document["folder"])), list[str]()
-    run = read_run(document)
+    folder, notes = run.folder, list[str]()
     start = run.started or 0.0
     if run.started is None:
         notes.append(
@@ -90,7 +88,7 @@ def read_recorded(document: Mapping[str, Any]) -> Recorded:
     one_node = len({node for one in processes if (node := one.about.get("node_id"))}) < 2
     for one in processes:
         one.is_timed = one_node or one.ahead_s is not None or one.about.get("node_id") in timed
-    return Recorded(document, run, start, end, processes, notes)
+    return Recorded(run, start, end, processes, notes)
 
 
 def _bad(path: Path, why: object) -> UsageError:
