@@ -12,9 +12,9 @@ from test_stack_verdicts import collective, process
 
 from raydebug.errors import RaydebugError
 from raydebug.stacks import slow_watch
-from raydebug.stacks.collect import as_document
 from raydebug.stacks.slow_ranks import SlowRank, find_slow, find_teams
 from raydebug.stacks.slow_watch import SlowWatch, describe_cause, longer_batch
+from raydebug.stacks.verdict import as_document
 
 STARTED = 1_795_000_000.0
 Work = Callable[[int, int], float]

@@ -66,8 +66,8 @@ def _show(answer: Answer, kept: Kept) -> None:
         render.out(f"{words} in {kept.read_lines} lines")
     for note in answer.notes:
         render.out(render.visible(f"note: {note}", keep=""))
-    for one in answer.related:
-        render.out(render.visible(f"{one.kind}: {one.command}  ({one.text})", keep=""))
+    for related in answer.related:
+        render.out(render.visible(f"{related.kind}: {related.command}  ({related.text})", keep=""))
 
 
 def _out(line: str) -> None:

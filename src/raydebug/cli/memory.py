@@ -149,7 +149,7 @@ def _record_of(look: Look) -> Run | None:
     """Return the record of the job, if this machine has it."""
     from raydebug.runs.folder import load_run
 
-    jobs = {one["process"]["job"] for one in look.processes} - {None}
+    jobs = {process["process"]["job"] for process in look.processes} - {None}
     try:
         return load_run(jobs.pop() or "") if len(jobs) == 1 else None
     except RaydebugError:  # it was started elsewhere, or without `raydebug run`

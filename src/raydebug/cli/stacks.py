@@ -19,7 +19,7 @@ from raydebug.settings.files import NotPlainText, read_json
 
 if TYPE_CHECKING:
     from raydebug.stacks.graph import Task
-    from raydebug.stacks.waits import Verdict
+    from raydebug.stacks.wait_kinds import Verdict
 
 SAMPLES_APART_S = 2.0
 
@@ -50,8 +50,8 @@ def stacks(
       raydebug stacks --samples 2       is it slow, or does it hang?
       raydebug stacks --native          C frames too
     """
-    from raydebug.stacks.collect import as_document
     from raydebug.stacks.show import group_lines, left_out_lines, silent_lines, whole_lines
+    from raydebug.stacks.verdict import as_document
 
     if job is not None and saved is not None:
         raise UsageError(

@@ -47,18 +47,18 @@ def resolve_breaks(
     specs = [read_break(text) for text in texts]
     resolver = "raydebug.worker.breakpoints.resolve"
     answer = runner.run_python(["-m", resolver, os.pathsep.join(search), *(where for where, _ in specs)], working_dir)
-    found: list[Any] = json.loads(answer.strip().splitlines()[-1])
-    for one in found:
-        if "cause" in one:
+    breaks: list[Any] = json.loads(answer.strip().splitlines()[-1])
+    for spec in breaks:
+        if "cause" in spec:
             raise UsageError(
-                f"--break {one['where']} names nothing",
-                cause=one["cause"],
-                fix=one["fix"],
+                f"--break {spec['where']} names nothing",
+                cause=spec["cause"],
+                fix=spec["fix"],
                 code="break.nothing",
             )
-    for one, (_, policy) in zip(found, specs, strict=True):
-        one["policy"] = policy
-    return cast(list[BreakpointSpec], found)
+    for spec, (_, policy) in zip(breaks, specs, strict=True):
+        spec["policy"] = policy
+    return cast(list[BreakpointSpec], breaks)
 
 
 def read_break(text: str) -> tuple[str, Policy]:

@@ -227,8 +227,8 @@ def fetch_snapshots(cluster: Cluster, job: str) -> list[SnapshotSummary]:
     Raises:
         RaydebugError: the gateway does not answer, or refuses the token.
     """
-    found: list[SnapshotSummary] = request(cluster, "GET", f"/snapshots/{quote(job, safe='')}")["snapshots"]
-    return [one for one in found if IS_ID.fullmatch(one.get("id", ""))]
+    snapshots: list[SnapshotSummary] = request(cluster, "GET", f"/snapshots/{quote(job, safe='')}")["snapshots"]
+    return [snapshot for snapshot in snapshots if IS_ID.fullmatch(snapshot.get("id", ""))]
 
 
 def fetch_snapshot(cluster: Cluster, job: str, snapshot_id: str) -> bytes:
@@ -253,8 +253,8 @@ def save_pause(cluster: Cluster, pause_id: str) -> SnapshotSummary:
     Raises:
         RaydebugError: there is no such pause, or its process cannot make one.
     """
-    saved: SnapshotSummary = request(cluster, "POST", "/snapshots", {"pause": pause_id})["snapshot"]
-    return saved
+    snapshot: SnapshotSummary = request(cluster, "POST", "/snapshots", {"pause": pause_id})["snapshot"]
+    return snapshot
 
 
 def fetch_status(cluster: Cluster) -> GatewayStatus:
@@ -284,16 +284,16 @@ def set_breaks(cluster: Cluster, breaks: list[BreakpointSpec], *, job: str | Non
         return []
     added = request(cluster, "POST", "/breaks", {"breaks": breaks, "job": job})["breaks"]
     if len(added) != len(breaks):
-        for one in added:
+        for spec in added:
             with contextlib.suppress(RaydebugError):
-                remove_break(cluster, one["id"])
+                remove_break(cluster, spec["id"])
         raise RaydebugError(
             f"the gateway of cluster '{cluster.name}' did not set the breakpoints",
             cause=f"it was given {len(breaks)} and answered with {len(added)}",
             fix=f"try again; see what is wrong with `raydebug ps{name_option(cluster.name)}`",
             code="gateway.breaks",
         )
-    return [{**one, **spec} for one, spec in zip(added, breaks, strict=True)]  # files have their names of the nodes
+    return [{**ids, **spec} for ids, spec in zip(added, breaks, strict=True)]  # files have their names of the nodes
 
 
 def add_break(cluster: Cluster, spec: BreakpointSpec, *, job: str | None = None) -> ListedBreakpoint:
@@ -305,9 +305,9 @@ def add_break(cluster: Cluster, spec: BreakpointSpec, *, job: str | None = None)
     (added,) = set_breaks(cluster, [spec], job=job)
     deadline = time.monotonic() + REPORTS_WITHIN_S
     while True:
-        (one,) = [listed for listed in fetch_breaks(cluster) if listed["id"] == added["id"]]
-        if time.monotonic() > deadline or all(process["state"] != messages.SENT for process in one["processes"]):
-            return one
+        (listed,) = [listed for listed in fetch_breaks(cluster) if listed["id"] == added["id"]]
+        if time.monotonic() > deadline or all(process["state"] != messages.SENT for process in listed["processes"]):
+            return listed
         time.sleep(0.05)
 
 
@@ -352,14 +352,14 @@ def describe_failed_tasks(status: GatewayStatus) -> list[str]:
     return lines
 
 
-def describe_break_states(one: ListedBreakpoint) -> str:
+def describe_break_states(listed: ListedBreakpoint) -> str:
     """Return the states of a breakpoint in its processes in a few words: `set in 3, not loaded yet in 5`."""
-    states = [process["state"] for process in one["processes"]]
+    states = [process["state"] for process in listed["processes"]]
     if not states:
         return "no process of a job has started yet"
     counts = {state: states.count(state) for state in _BREAK_STATES}
     words = [_BREAK_STATES[state].format(count) for state, count in counts.items() if count]
-    notes = {p["message"] for p in one["processes"] if p["state"] in (messages.SET, messages.FAILED)} - {""}
+    notes = {p["message"] for p in listed["processes"] if p["state"] in (messages.SET, messages.FAILED)} - {""}
     return ", ".join(words) + "".join(f"; {note}" for note in sorted(notes))
 
 

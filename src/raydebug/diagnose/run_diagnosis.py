@@ -20,7 +20,7 @@ from raydebug.runs.folder import DOCUMENT, RECORD_BYTES_MAX, SNAPSHOTS, STACKS, 
 from raydebug.runs.record import Run
 from raydebug.settings.files import read_json
 from raydebug.snapshot.load import find_snapshots, group_same, name_processes
-from raydebug.stacks.waits import CERTAIN
+from raydebug.stacks.wait_kinds import CERTAIN
 
 if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard

@@ -65,12 +65,12 @@ class Sessions:
         shown = []
         with anyio.fail_after(timeout_s):
             async with self._attaching, self._attached(pauses) as group:
-                for one in group.debuggers:
-                    select_frame(one, frame)
-                    heading = f"pause {one.session.pause.get('id')}: {await opening(one)}"
-                    pause = f"snapshot(pause={one.session.pause.get('id')!r}, frame={frame})"
+                for debugger in group.debuggers:
+                    select_frame(debugger, frame)
+                    heading = f"pause {debugger.session.pause.get('id')}: {await opening(debugger)}"
+                    pause = f"snapshot(pause={debugger.session.pause.get('id')!r}, frame={frame})"
                     unread = "" if self._runs_code else f"not read, as that runs code of the job; {pause} shows them"
-                    shown.append(await show_frame(one, heading, unread))
+                    shown.append(await show_frame(debugger, heading, unread))
         return "\n\n".join(shown)
 
     async def evaluate(self, code: str, pauses: str, frame: int, timeout_s: float) -> str:
@@ -93,8 +93,8 @@ class Sessions:
         with anyio.move_on_after(timeout_s):
             async with self._attaching, self._attached(pauses) as group:
                 late = f"*** no answer within {timeout_s:g} s: it is interrupted at its next line of Python"
-                answers |= {_name(one): late for one in group.debuggers}
-                await asyncio.gather(*(ask(group, one) for one in group.debuggers))
+                answers |= {_name(debugger): late for debugger in group.debuggers}
+                await asyncio.gather(*(ask(group, debugger) for debugger in group.debuggers))
         if not answers:
             raise TimeoutError
         same: dict[str, list[str]] = {}
@@ -117,14 +117,16 @@ class Sessions:
                 async with self._attaching:
                     known = {pause["id"] for pause in await self._listed()}
                     group = await stack.enter_async_context(self._attached(pauses))
-                    names = {one: _name(one) for one in group.debuggers}
+                    names = {debugger: _name(debugger) for debugger in group.debuggers}
                     outcomes = dict(await group.run(list(names), STEPS[step]))
             left_s = wait_s
             while left_s > 0 and not others and await group.wait_stopped(names, timeout_s=min(LOOK_PERIOD_S, left_s)):
-                others = [one for one in await self._listed() if one["id"] not in known and one["state"] == "waiting"]
+                others = [
+                    pause for pause in await self._listed() if pause["id"] not in known and pause["state"] == "waiting"
+                ]
                 left_s = deadline - anyio.current_time()
             lines = [f"{name}: {_indented(_what_became(one, outcomes[one]))}" for one, name in names.items()]
-        return "\n".join([*lines, *(f"also paused: {pause_line(one)}" for one in others)])
+        return "\n".join([*lines, *(f"also paused: {pause_line(pause)}" for pause in others)])
 
     async def _listed(self) -> list[ListedPause]:
         return await in_thread(lambda: fetch_pauses(self._find()))
@@ -151,17 +153,17 @@ def choose_pauses(listed: Sequence[ListedPause], wanted: str) -> list[ListedPaus
     Raises:
         RaydebugError: there is no such pause.
     """
-    known = {one["id"]: one for one in listed}
-    waiting = [one["id"] for one in Selection().split(listed)[0]]
+    known = {pause["id"]: pause for pause in listed}
+    waiting = [pause["id"] for pause in Selection().split(listed)[0]]
     ids = (waiting or [ALL]) if wanted.strip() == ALL else [word.strip() for word in wanted.split(",")]
-    unknown = next((one for one in ids if one not in known), None)
+    unknown = next((pause_id for pause_id in ids if pause_id not in known), None)
     if unknown is not None:
         raise UsageError(
             "no pause waits" if unknown == ALL else f"there is no pause '{unknown[:40]}'",
             cause=f"paused: {', '.join([*known][:20]) or 'nothing'}", fix="overview() lists the pauses",
             code="pause.none" if unknown == ALL else "pause.unknown",
         )  # fmt: skip
-    return [known[one] for one in dict.fromkeys(ids)]
+    return [known[pause_id] for pause_id in dict.fromkeys(ids)]
 
 
 def pause_line(pause: ListedPause) -> str:

@@ -87,13 +87,13 @@ class Tools:
         cluster = self._cluster()
         pauses = fetch_pauses(cluster)
         lines = [f"cluster {cluster.name}: {cluster.kind}, debugger {cluster.debugger}"]
-        lines += [f"pause {pause_line(one)}" for one in pauses]
+        lines += [f"pause {pause_line(pause)}" for pause in pauses]
         try:
             for job in Dashboard(cluster).submitted_jobs()[-SHOWN_JOBS:]:
                 lines.append(f"job {job['submission_id']} {job['status']}: {shown_command(job['entrypoint'])}")
         except RaydebugError as failure:
             lines.append(f"jobs: unknown, {failure.cause}")
-        waiting = next((one["id"] for one in pauses if one["state"] == "waiting"), None)
+        waiting = next((pause["id"] for pause in pauses if pause["state"] == "waiting"), None)
         after = "next: stacks() shows what runs" if waiting is None else f'next: stack(pauses="{waiting}")'
         return self._answers.make(f"{len(pauses)} paused", "\n".join(lines), after)
 
@@ -158,12 +158,12 @@ class Tools:
         cluster = self._cluster()
         if add:
             add_break(cluster, find_break(cluster, add, job or None), job=job or None)
-        ids = [one["id"] for one in fetch_breaks(cluster)] if remove == ALL else remove.replace(",", " ").split()
+        ids = [listed["id"] for listed in fetch_breaks(cluster)] if remove == ALL else remove.replace(",", " ").split()
         for gone in ids:
             remove_break(cluster, gone)
         rows = [
-            f"{one['id']}  {one['where']}  {describe(one['policy'] or {})}  {describe_break_states(one)}"
-            for one in fetch_breaks(cluster)
+            f"{listed['id']}  {listed['where']}  {describe(listed['policy'] or {})}  {describe_break_states(listed)}"
+            for listed in fetch_breaks(cluster)
         ]
         return self._answers.make("" if rows else "no breakpoints", "\n".join(rows), "next: overview() shows stops")
 
@@ -174,19 +174,20 @@ class Tools:
 
         Nothing is paused. Example: stacks()
         """
-        from raydebug.stacks.collect import as_document, fetch_tasks, take
+        from raydebug.stacks.collect import fetch_tasks, take
         from raydebug.stacks.show import group_lines, silent_lines
         from raydebug.stacks.slow_watch import slow_verdicts
         from raydebug.stacks.training_words import fetch_words
+        from raydebug.stacks.verdict import as_document
 
         cluster, lines = self._cluster(), list[str]()
         found = take(cluster, job or None, say=lines.append)
         words, slow = fetch_words(cluster, job or None, found), slow_verdicts(cluster, job or None)
         document = as_document([found], fetch_tasks(cluster, found), words, slow)
         verdict = document["verdict"]
-        for one in document["verdicts"] or [verdict]:
-            of_job = f" on job {one['job']}" if len(document["verdicts"]) > 1 else ""
-            lines += [f"verdict{of_job} ({one['certainty']}): {one['text']}"]
+        for each in document["verdicts"] or [verdict]:
+            of_job = f" on job {each['job']}" if len(document["verdicts"]) > 1 else ""
+            lines += [f"verdict{of_job} ({each['certainty']}): {each['text']}"]
         lines += [*group_lines(document["groups"], found), *silent_lines(found)]
         return self._answers.make("", "\n".join(lines), f"next: {verdict['next']}" if verdict["next"] else "")
 
@@ -261,7 +262,7 @@ class Tools:
         Example: run(command="python train.py", breakpoints=["train.py:120"], debugger="post-mortem")
         """
         chosen = {"--debugger": [debugger], "--profile": [profile], "--break": breakpoints or []}
-        options = [f"{option}={one}" for option, values in chosen.items() for one in values if one]
+        options = [f"{option}={value}" for option, values in chosen.items() for value in values if value]
         said = self._raydebug(timeout_s, "run", "--detach", *options, "--", *shlex.split(command))
         job = said.split()[-1]
         # Another process follows the job into the folder of the run, and does so to the end when this server has left.

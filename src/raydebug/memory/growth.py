@@ -54,8 +54,8 @@ class _Held(NamedTuple):
 
 def find_growth(looks: Sequence[Look]) -> list[Growth]:
     """Return what grows from each look to the next: what a name keeps, the most first, then what no object holds."""
-    by_steps = all(one.step is not None for one in looks) and looks[-1].step != looks[0].step
-    at = [float(one.step or 0) if by_steps else one.at_s for one in looks]
+    by_steps = all(look.step is not None for look in looks) and looks[-1].step != looks[0].step
+    at = [float(look.step or 0) if by_steps else look.at_s for look in looks]
     found: list[Growth] = []
     for one in looks[-1].processes:
         process, instance = one["process"], one["instance"]
@@ -81,8 +81,8 @@ def _holders(looks: Sequence[Look], instance: str, at: Sequence[float]) -> Itera
     rows = [_by_name(look.census[instance].get("holders", [])) for look in looks if instance in look.census]
     for holder, kind in rows[-1] if len(rows) == len(looks) else ():
         held = [row.get((holder, kind), _Held()) for row in rows]
-        is_graph = kind == "graph" and _is_even([one.number for one in held], at, LEAST_NODES)
-        if is_graph or _is_even([one.bytes for one in held], at, LEAST_BYTES):
+        is_graph = kind == "graph" and _is_even([size.number for size in held], at, LEAST_NODES)
+        if is_graph or _is_even([size.bytes for size in held], at, LEAST_BYTES):
             yield holder, kind, held[-1].what, held[-1].number - held[0].number, held[-1].bytes - held[0].bytes
 
 
@@ -97,18 +97,20 @@ def _by_name(holders: Sequence[Holder]) -> dict[tuple[str, str], _Held]:
 
 
 def _children(looks: Sequence[Look], pid: int | None, ip: str | None, at: Sequence[float]) -> Iterator[_Grown]:
-    there = [[one for one in (*look.processes, *look.others) if one["process"]["ip"] == ip] for look in looks]
-    answers = {one["instance"]: one["answer"] for look in there for one in look if one["answer"]}
+    there = [[answer for answer in (*look.processes, *look.others) if answer["process"]["ip"] == ip] for look in looks]
+    answers = {answer["instance"]: answer["answer"] for look in there for answer in look if answer["answer"]}
     # A child that is silent in one look is there nevertheless.
-    known = [[answers[one["instance"]] for one in look if one["instance"] in answers] for look in there]
-    forked = [[one.get("forked", "") for one in look if one.get("parent") == pid] for look in known]
+    known = [[answers[answer["instance"]] for answer in look if answer["instance"] in answers] for look in there]
+    forked = [[process.get("forked", "") for process in look if process.get("parent") == pid] for look in known]
     if _is_even([len(those) for those in forked], at, LEAST_CHILDREN):
         where = Counter(forked[-1]).most_common(1)[0][0]
         yield f"forked at {where or '?'}", "child", "", len(forked[-1]) - len(forked[0]), 0
 
 
 def _size_of(look: Look, instance: str) -> int:
-    answer: ProcessMemory = next((one["answer"] for one in look.processes if one["instance"] == instance), None) or {}
+    answer: ProcessMemory = (
+        next((process["answer"] for process in look.processes if process["instance"] == instance), None) or {}
+    )
     return answer.get("pss") or answer.get("rss", 0)
 
 

@@ -15,7 +15,7 @@ from raydebug.protocol.questions import CENSUS, MEMORY, TRAINING, Nothing
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
-    from raydebug.protocol.listings import ListedAnswer
+    from raydebug.protocol.listings import ListedAnswer, ListedProcess
     from raydebug.protocol.memory import Census, ProcessMemory
     from raydebug.protocol.training import TrainingWords
 
@@ -45,40 +45,40 @@ def look(cluster: Cluster, job: str | None, *, pid: int | str | None = None, cen
     Raises:
         RaydebugError: the gateway does not answer; there is no process of this id, or its raydebug knows no `memory`.
     """
-    there = ask_processes(cluster, MEMORY, NOTHING, job=job, timeout_s=ANSWER_S)
-    found = [one for one in there if pid is None or str(pid) in _names_of(one)]
-    if pid is not None and not found:
+    answers = ask_processes(cluster, MEMORY, NOTHING, job=job, timeout_s=ANSWER_S)
+    wanted = [answer for answer in answers if pid is None or str(pid) in _names_of(answer["process"])]
+    if pid is not None and not wanted:
         raise UsageError(
             f"no process of a job has the id {pid}", cause="it has ended, or it is not a process of a job",
             fix="see `raydebug ps --processes`", code="memory.no-process",
         )  # fmt: skip
-    if found and all(one["state"] == UNKNOWN for one in found):
+    if wanted and all(answer["state"] == UNKNOWN for answer in wanted):
         raise RaydebugError(
             "the processes of this job cannot say their memory", cause="they run an earlier raydebug",
             fix="install this raydebug where the job runs, and start the job again", code="memory.unknown",
         )  # fmt: skip
-    step, at_s, only = fetch_step(cluster, job), time.monotonic(), [one["instance"] for one in found]
-    asked = ask_processes(cluster, CENSUS, NOTHING, job=job, only=only, timeout_s=CENSUS_S) if census and only else []
-    counted = {one["instance"]: one["answer"] for one in asked if one["answer"]}
-    for answer in counted.values():  # code of the job can send rows with holes
-        answer["holders"] = [row for row in answer.get("holders", []) if row.keys() == Holder.__annotations__.keys()]
-    return Look(found, counted, step, at_s, [one for one in there if one not in found])
+    step, at_s, only = fetch_step(cluster, job), time.monotonic(), [answer["instance"] for answer in wanted]
+    walks = ask_processes(cluster, CENSUS, NOTHING, job=job, only=only, timeout_s=CENSUS_S) if census and only else []
+    counted = {walk["instance"]: walk["answer"] for walk in walks if walk["answer"]}
+    for holders in counted.values():  # code of the job can send rows with holes
+        holders["holders"] = [row for row in holders.get("holders", []) if row.keys() == Holder.__annotations__.keys()]
+    return Look(wanted, counted, step, at_s, [answer for answer in answers if answer not in wanted])
 
 
-def _names_of(one: ListedAnswer[ProcessMemory]) -> tuple[str, str]:
+def _names_of(process: ListedProcess) -> tuple[str, str]:
     """Return PID and NODE:PID of a process: several nodes may have the same PID."""
-    pid = str(one["process"]["pid"])
-    return pid, f"{one['process']['ip'] or ''}:{pid}"
+    return str(process["pid"]), f"{process['ip'] or ''}:{process['pid']}"
 
 
 def fetch_step(cluster: Cluster, job: str | None) -> int | None:
     """Return the step that a job's training is in; None where no process says one."""
-    said = ask_processes(cluster, TRAINING, NOTHING, job=job, timeout_s=1.0)
-    return _step_in(said)
+    answers = ask_processes(cluster, TRAINING, NOTHING, job=job, timeout_s=1.0)
+    return _step_in(answers)
 
 
-def _step_in(said: Sequence[ListedAnswer[TrainingWords]]) -> int | None:
-    return max((one["answer"]["step"] for one in said if one["answer"] and "step" in one["answer"]), default=None)
+def _step_in(answers: Sequence[ListedAnswer[TrainingWords]]) -> int | None:
+    words = [answer["answer"] for answer in answers if answer["answer"]]
+    return max((each["step"] for each in words if "step" in each), default=None)
 
 
 def ended_error() -> RaydebugError:
@@ -97,12 +97,12 @@ def wait_for_step(cluster: Cluster, job: str | None, step: int) -> None:
     """
     until_s, silent_since, gone_since = time.monotonic() + STEP_S, time.monotonic(), time.monotonic()
     while (now := time.monotonic()) < until_s and now < silent_since + LATE_S:
-        said = ask_processes(cluster, TRAINING, NOTHING, job=job, timeout_s=1.0)
-        known = _step_in(said)
-        if known is not None and known >= step:
+        answers = ask_processes(cluster, TRAINING, NOTHING, job=job, timeout_s=1.0)
+        current = _step_in(answers)
+        if current is not None and current >= step:
             return
-        silent_since = silent_since if known is None else now
-        gone_since = now if said else gone_since
+        silent_since = silent_since if current is None else now
+        gone_since = now if answers else gone_since
         if now > gone_since + GONE_S:
             raise ended_error()
         time.sleep(POLL_S)

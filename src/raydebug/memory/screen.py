@@ -47,18 +47,21 @@ def document(look: Look, changes: Mapping[tuple[str, str], float], grown: Sequen
     nodes: dict[str, dict[str, Any]] = {}
     gpus: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     processes: list[dict[str, Any]] = []
-    alike = Counter((_title(one["process"]), one["process"]["ip"] or HERE) for one in (*look.processes, *look.others))
-    for one in look.processes:
-        answer: dict[str, Any] = {**(one["answer"] or {})}
-        ip = one["process"]["ip"] or HERE
+    alike = Counter(
+        (_title(answer["process"]), answer["process"]["ip"] or HERE) for answer in (*look.processes, *look.others)
+    )
+    for listed in look.processes:
+        process: Any = listed["process"]
+        answer: dict[str, Any] = {**(listed["answer"] or {})}
+        ip = process["ip"] or HERE
         nodes.setdefault(ip, {"node": ip}).update(answer.get("node", {}))
         for gpu in answer.get("gpus", ()):
             gpus[ip, gpu.get("gpu", "?")].append(gpu)
-        counted = look.census.get(one["instance"], {})
-        named = _title(one["process"]), ip
+        counted = look.census.get(listed["instance"], {})
+        named = _title(process), ip
         processes.append({
-            "name": name_process(one["process"]), "pid": one["process"]["pid"], "node": ip,
-            "state": one["state"], **{key: answer[key] for key in _SAID if key in answer},
+            "name": name_process(process), "pid": process["pid"], "node": ip,
+            "state": listed["state"], **{key: answer[key] for key in _SAID if key in answer},
             "per_step": changes[named] / alike[named] if named in changes else None,
             "holders": counted.get("holders", [])[:20], "cut": counted.get("cut", False),
         })  # fmt: skip
@@ -66,7 +69,7 @@ def document(look: Look, changes: Mapping[tuple[str, str], float], grown: Sequen
     return {
         "version": 1, "step": look.step, "nodes": [*nodes.values()],
         "gpus": [{"node": ip, "gpu": name, **_joined(those)} for (ip, name), those in gpus.items()],
-        "processes": processes, "grows": [{**vars(one), "text": one.text()} for one in grown],
+        "processes": processes, "grows": [{**vars(growth), "text": growth.text()} for growth in grown],
     }  # fmt: skip
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raydebug import render
 from raydebug.client.gateway_client import fetch_stacks
@@ -14,18 +14,13 @@ from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.runner import run_on_each
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol.messages import SILENT
-from raydebug.stacks.groups import group
-from raydebug.stacks.slow_ranks import STOPPED
-from raydebug.stacks.verdict import judge, judge_jobs
 
 if TYPE_CHECKING:
     from raydebug.cluster.runner import Runner
     from raydebug.cluster.state import Cluster
     from raydebug.protocol.listings import ListedStacks
-    from raydebug.protocol.training import TrainingWords
     from raydebug.stacks.graph import Task
     from raydebug.stacks.spy import Seen
-    from raydebug.stacks.waits import Verdict
 
 FIRST_S, ALL_S = 0.3, 1.0
 SPY_TIMEOUT_S = 120.0
@@ -47,16 +42,15 @@ def take(
             fix="leave out --native, or run on the node: py-spy dump --native --pid PID",
             code="stacks.native",
         )  # fmt: skip
-    found = fetch_stacks(cluster, job=job, timeout_s=FIRST_S)
-    silent = [one["instance"] for one in found if one["state"] == SILENT]
-    if silent:
-        say(f"{len(found) - len(silent)} of {len(found)} processes have answered")
+    processes = fetch_stacks(cluster, job=job, timeout_s=FIRST_S)
+    if silent := [process["instance"] for process in processes if process["state"] == SILENT]:
+        say(f"{len(processes) - len(silent)} of {len(processes)} processes have answered")
         late = fetch_stacks(cluster, job=job, only=silent, timeout_s=ALL_S - FIRST_S)
-        answers = {one["instance"]: one for one in late}
-        found = [answers.get(one["instance"], one) for one in found]
-    for line in look_from_outside(cluster, found, native=native):
+        answers = {process["instance"]: process for process in late}
+        processes = [answers.get(process["instance"], process) for process in processes]
+    for line in look_from_outside(cluster, processes, native=native):
         say(render.visible(line))
-    return found
+    return processes
 
 
 def look_from_outside(cluster: Cluster, processes: Iterable[ListedStacks], *, native: bool) -> list[str]:
@@ -65,11 +59,11 @@ def look_from_outside(cluster: Cluster, processes: Iterable[ListedStacks], *, na
     Returns:
         Why processes could not be read, in lines.
     """
-    wanted = [one for one in processes if one["pid"] and (native or one["state"] == SILENT)]
+    wanted = [process for process in processes if process["pid"] and (native or process["state"] == SILENT)]
     refused: dict[tuple[str, str], list[int]] = {}
     by_node: dict[str, dict[int, ListedStacks]] = {}
-    for one in sorted(wanted, key=lambda one: str(one["ip"])):
-        by_node.setdefault(str(one["ip"]), {})[one["pid"] or 0] = one
+    for process in sorted(wanted, key=lambda process: str(process["ip"])):
+        by_node.setdefault(str(process["ip"]), {})[process["pid"] or 0] = process
     for ip, answer in _ask_nodes(cluster, by_node, native=native).items():
         here = by_node[ip]
         for pid, seen in answer.items():
@@ -116,42 +110,15 @@ def _add(process: ListedStacks, seen: Seen, *, native: bool) -> None:
     if "cause" in seen:
         process["unread"] = f"{seen['cause']}; {seen['fix']}"
     elif threads:
-        process["threads"] = [{**one, "frames": [f for f in one["frames"] if is_python(f["file"])]} for one in threads]
+        process["threads"] = [
+            {**thread, "frames": [f for f in thread["frames"] if is_python(f["file"])]} for thread in threads
+        ]
         process["age_s"] = 0.0
 
 
 def is_python(file: str) -> bool:
     """Return whether a file has Python code, and is no native library."""
     return file.endswith(".py") or file.startswith("<")
-
-
-def as_document(
-    taken: Sequence[Sequence[ListedStacks]],
-    tasks: Sequence[Task],
-    words: Mapping[str, TrainingWords] | None = None,
-    slow: Mapping[str | None, Verdict] | None = None,
-) -> dict[str, Any]:
-    """Return what `raydebug stacks --json` prints, and --from reads; `verdict` is that of the first job of `verdicts`.
-
-    Args:
-        taken: the processes at one or more moments, oldest first.
-        tasks: Ray's unfinished ones.
-        words: what processes say of the training, by instance.
-        slow: verdicts on slow ranks, by job; they count for a job that is not stopped.
-    """
-    verdicts = judge_jobs(taken, tasks, words)
-    for number, one in enumerate(verdicts):
-        if one["kind"] not in STOPPED and slow and one["job"] in slow:
-            verdicts[number] = {**slow[one["job"]], "job": one["job"]}
-    return {
-        "version": 1,
-        "processes": taken[-1],
-        "tasks": tasks,
-        "training": words or {},
-        "groups": group(taken[-1]),
-        "verdict": verdicts[0] if verdicts else judge(taken, tasks, words),
-        "verdicts": verdicts,
-    }
 
 
 def fetch_tasks(cluster: Cluster, processes: Iterable[ListedStacks], before: Iterable[Task] = ()) -> list[Task]:
@@ -164,7 +131,9 @@ def fetch_tasks(cluster: Cluster, processes: Iterable[ListedStacks], before: Ite
         processes: the stacks.
         before: the tasks of an earlier look.
     """
-    if not any(thread.get(name) for one in processes for thread in one["threads"] for name in ("objects", "polls")):
+    if not any(
+        thread.get(name) for process in processes for thread in process["threads"] for name in ("objects", "polls")
+    ):
         return []
     from raydebug.cluster.dashboard import Dashboard
     from raydebug.jobs.resource_requests import describe_resources

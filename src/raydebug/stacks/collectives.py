@@ -15,7 +15,7 @@ from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.names import name_process, name_ranks
 from raydebug.protocol.records import RAY_COLLECTIVE, CollectiveCall, CollectiveGroup
 from raydebug.stacks.groups import place
-from raydebug.stacks.waits import (
+from raydebug.stacks.wait_kinds import (
     CERTAIN,
     COLLECTIVE,
     LIKELY,
@@ -49,36 +49,23 @@ def judge_collectives(
         moved: those that were elsewhere in an earlier look.
         earlier: the processes of earlier looks; a rank that was never seen is not there yet.
     """
-    groups, instances = _read_groups(processes), {one["instance"] for one in moved}
-    places = {one.process["instance"]: one for one in waits}
-    found = [one for group in groups if (one := _judge_group(group, places, processes, instances)) is not None]
+    groups, instances = _read_groups(processes), {process["instance"] for process in moved}
+    places = {wait.process["instance"]: wait for wait in waits}
+    judged = [_judge_group(group, places, processes, instances) for group in groups]
     # A rank that is missing because it waits in a collective of another group is explained by that group. If two ranks
     # wait in different groups, one has left out the other's collective: rank 0 is blamed last.
-    if found:
-        return min(found, key=lambda one: (one[0], [-rank for rank in one[1]["ranks"]]))[1]
-    recorded = {one["instance"] for group in groups for one in group.waiting()}
-    if all(one.process["instance"] in recorded for one in waits if one.kind == COLLECTIVE):
+    if verdicts := [pair for pair in judged if pair is not None]:
+        return min(verdicts, key=lambda pair: (pair[0], [-rank for rank in pair[1]["ranks"]]))[1]
+    recorded = {process["instance"] for group in groups for process in group.waiting()}
+    if all(wait.process["instance"] in recorded for wait in waits if wait.kind == COLLECTIVE):
         return None
     by_role: dict[object, list[Wait]] = {}
     for wait in waits:
         if wait.kind == COLLECTIVE and wait.process["instance"] not in recorded:
             by_role.setdefault((wait.process["role"], wait.process["child_of"]), []).append(wait)
-    seen = {(one["role"], one["rank"]) for one in earlier}
-    judged = [_judge_stacks(inside, waits, processes, instances, seen) for inside in by_role.values()]
-    return min((given for given in judged if given), key=lambda given: given["kind"] == "moving", default=None)
-
-
-def has_advanced(before: ListedStacks, after: ListedStacks) -> bool:
-    """Return whether a process has called or completed a collective between two samples."""
-
-    def progress(process: ListedStacks) -> dict[object, object]:
-        return {
-            (one.get("name"), *one.get("ranks", [])): [(call.get("seq"), call.get("done")) for call in one["calls"]]
-            for one in process.get("collectives", [])
-            if one.get("calls")
-        }
-
-    return progress(before) != progress(after)
+    seen = {(process["role"], process["rank"]) for process in earlier}
+    by_stacks = [_judge_stacks(inside, waits, processes, instances, seen) for inside in by_role.values()]
+    return min(filter(None, by_stacks), key=lambda verdict: verdict["kind"] == "moving", default=None)
 
 
 # By the flight recorder
@@ -108,7 +95,7 @@ def _read_groups(processes: Sequence[ListedStacks]) -> list[_ProcessGroup]:
     backends: dict[object, set[str]] = {}
     for _, given in _given(processes):
         backends.setdefault(_name(given), set()).update(call.get("backend", "") for call in given.get("calls", []))
-    found: dict[object, _ProcessGroup] = {}
+    groups: dict[object, _ProcessGroup] = {}
     present: dict[object, set[int]] = {}
     for process, given in _given(processes):
         rank, about = given.get("rank", -1), given.get("description", "")
@@ -118,13 +105,13 @@ def _read_groups(processes: Sequence[ListedStacks]) -> list[_ProcessGroup]:
             calls = {call.get("seq", 0): call for call in given.get("calls", []) if call.get("backend", "") == backend}
             if not calls and given.get("full"):
                 continue  # its calls may be overwritten
-            label = " ".join(one for one in (given.get("name", ""), about, backend) if one not in ("", "undefined"))
+            label = " ".join(part for part in (given.get("name", ""), about, backend) if part not in ("", "undefined"))
             of_role = () if about == RAY_COLLECTIVE else (process["role"], process["child_of"])
             key = (process["job"], *of_role, backend, _name(given))
-            group = found.setdefault(key, _ProcessGroup(label, given["ranks"], alike, about == RAY_COLLECTIVE))
+            group = groups.setdefault(key, _ProcessGroup(label, given["ranks"], alike, about == RAY_COLLECTIVE))
             group.is_ambiguous |= rank in group.members
             group.members[rank], group.calls[rank] = process, calls
-    return [one for one in found.values() if not one.is_ambiguous and one.waiting()]
+    return [group for group in groups.values() if not group.is_ambiguous and group.waiting()]
 
 
 def _given(processes: Sequence[ListedStacks]) -> Iterator[tuple[ListedStacks, CollectiveGroup]]:
@@ -144,7 +131,7 @@ def _judge_group(
     """Return the verdict on a group and its priority: the lowest one of all groups is the cause."""
     seq = min(seq for rank in group.members for seq in group.pending(rank))
     inside = {rank: group.members[rank] for rank in group.members if seq in group.pending(rank)}
-    if any(one["instance"] in moved for one in inside.values()):
+    if any(process["instance"] in moved for process in inside.values()):
         return None
     # The calls of ray.util.collective have no numbers: ranks one call apart would differ.
     for each in sorted({seq for calls in group.calls.values() for seq in calls if not group.is_rays}):
@@ -154,9 +141,11 @@ def _judge_group(
     rank, first = next(iter(inside.items()))
     waiting = f"{name_ranks(inside)} {_verb('wait', len(inside))} in collective {seq} of group {group.label}, "
     waiting += f"{_words(group.calls[rank][seq])}, {_where(first, places)}"
-    members = {one["instance"] for one in group.members.values()}
-    others = [one for one in processes if one["role"] == first["role"] and one["instance"] not in members]
-    there = {one["rank"] for one in others} | group.present
+    members = {process["instance"] for process in group.members.values()}
+    others = [
+        process for process in processes if process["role"] == first["role"] and process["instance"] not in members
+    ]
+    there = {process["rank"] for process in others} | group.present
     gone = [rank for rank in group.ranks if rank not in there]
     if not group.is_rays and max(group.ranks) >= (first["world"] or 0):
         others, gone = [], []  # OpenRLHF's group of a trainer and its engines counts ranks of its own
@@ -165,7 +154,11 @@ def _judge_group(
     if gone and None not in there:  # torch makes a group when all of its ranks are there
         text = f"the process of {name_process(first, gone)} is gone; {waiting}"
         return 1, {**make_verdict("crashed-peer", CERTAIN, text, LOGS), "ranks": gone}
-    silent = {one["rank"]: one for one in others if one["state"] != messages.ANSWERED and one["rank"] in group.ranks}
+    silent = {
+        process["rank"]: process
+        for process in others
+        if process["state"] != messages.ANSWERED and process["rank"] in group.ranks
+    }
     late = silent | {rank: one for rank, one in group.members.items() if max(group.calls[rank], default=0) < seq}
     if not late:
         return None
@@ -174,7 +167,9 @@ def _judge_group(
     if first["instance"] in moved:
         text = f"the others wait for a slow one: {late_ones} {_state(first, places)}, and moves; {waiting}"
         return 4, make_verdict("moving", LIKELY, text, None, list(late.values()))
-    also_waits = any(places[one["instance"]].kind == COLLECTIVE for one in late.values() if one["instance"] in places)
+    also_waits = any(
+        places[process["instance"]].kind == COLLECTIVE for process in late.values() if process["instance"] in places
+    )
     text = f"{late_ones} did not join {_words(group.calls[rank][seq])}: it {_state(first, places)}; {waiting}"
     return 3 if also_waits else 2, make_verdict("missing-rank", CERTAIN, text, attach(first), list(late.values()))
 
@@ -208,7 +203,7 @@ def _mismatch(group: _ProcessGroup, seq: int, different: list[list[int]], places
 
 
 def _words(call: CollectiveCall) -> str:
-    return " ".join(one for one in (call.get("op", "").lstrip("_"), call.get("sizes"), call.get("dtypes")) if one)
+    return " ".join(part for part in (call.get("op", "").lstrip("_"), call.get("sizes"), call.get("dtypes")) if part)
 
 
 def _verb(verb: str, subjects: int) -> str:
@@ -237,36 +232,45 @@ def _judge_stacks(
     seen: Collection[tuple[str, int | None]],
 ) -> Verdict | None:  # fmt: skip
     """Return the verdict on ranks of one role without recorded calls, from their stacks."""
-    if any(one.process["instance"] in moved for one in inside):
+    if any(wait.process["instance"] in moved for wait in inside):
         return None
-    by_name = sorted(([one for one in inside if one.what == name] for name in {one.what for one in inside}), key=len)
-    if len(by_name) > 1 and not any(POINT_TO_POINT.search(one.what) for one in inside):
+    by_name = sorted(
+        ([wait for wait in inside if wait.what == name] for name in {wait.what for wait in inside}), key=len
+    )
+    if len(by_name) > 1 and not any(POINT_TO_POINT.search(wait.what) for wait in inside):
         parts = [f"{_members(same)} in {same[0].what} at {place(same[0].at)}" for same in by_name]
-        odd = [one.process for one in by_name[0]]
+        odd = [wait.process for wait in by_name[0]]
         text = f"{_members(inside)} are in different collectives: {'; '.join(parts)}"
         return make_verdict("collective-mismatch", LIKELY, text, attach(odd[0]), odd)
     first = inside[0].process
     role, waiting = first["role"], _waiting(inside)
-    there = {one["rank"] for one in processes if one["role"] == role}
-    missing = [rank for rank in range(max(one.process["world"] or 0 for one in inside)) if rank not in there]
+    there = {process["rank"] for process in processes if process["role"] == role}
+    missing = [rank for rank in range(max(wait.process["world"] or 0 for wait in inside)) if rank not in there]
     if missing and None not in there:
         if gone := [rank for rank in missing if (role, rank) in seen]:
             text = f"the process of {name_ranks(gone)} is gone; {waiting}"
             return {**make_verdict("crashed-peer", CERTAIN, text, LOGS), "ranks": gone}
         return _not_there(missing, first, waiting)
-    places = {one.process["instance"]: one for one in waits}
+    places = {wait.process["instance"]: wait for wait in waits}
+    alike = [
+        one for one in processes if one["role"] == role and one["child_of"] == first["child_of"] and one["threads"]
+    ]
     outside = [
-        one for one in processes
-        if one["role"] == role and one["child_of"] == first["child_of"] and one["threads"]
-        and (places[one["instance"]].kind != COLLECTIVE if one["instance"] in places else one["rank"] is not None)
-    ]  # fmt: skip
+        process
+        for process in alike
+        if (
+            places[process["instance"]].kind != COLLECTIVE
+            if process["instance"] in places
+            else process["rank"] is not None
+        )
+    ]
     if not outside:
         return None
     first = outside[0]
     if first["instance"] in moved:
         text = f"the others wait for a slow one: {who(first)} {_state(first, places)}, and moves; {waiting}"
         return make_verdict("moving", LIKELY, text, None, outside)
-    ranks = [one["rank"] for one in outside if one["rank"] is not None]
+    ranks = [process["rank"] for process in outside if process["rank"] is not None]
     late = name_ranks(ranks) if len(ranks) == len(outside) else ", ".join(who(process) for process in outside[:3])
     text = f"{late} did not join {inside[0].what}: it {_state(first, places)}; {waiting}"
     return make_verdict("missing-rank", LIKELY, text, attach(first), outside)
@@ -280,13 +284,13 @@ def _not_there(ranks: list[int], peer: ListedStacks, waiting: str) -> Verdict:
 
 def all_inside(waits: Sequence[Wait]) -> Verdict | None:
     """Return the verdict on ranks that all wait in a collective."""
-    inside = [one for one in waits if one.kind == COLLECTIVE]
+    inside = [wait for wait in waits if wait.kind == COLLECTIVE]
     if not inside:
         return None
     text = (
         f"{_waiting(inside)} at {place(inside[0].at)}; no rank is seen elsewhere: it takes long, or the network fails"
     )
-    return make_verdict("unknown", LIKELY, text, "raydebug stacks --samples 2", [one.process for one in inside])
+    return make_verdict("unknown", LIKELY, text, "raydebug stacks --samples 2", [wait.process for wait in inside])
 
 
 def _waiting(inside: Sequence[Wait]) -> str:

@@ -19,7 +19,7 @@ from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.records import ThreadStack
 from raydebug.protocol.training import TrainingWords
 from raydebug.stacks.groups import BELOW_TRAINERS, active_thread, is_idle, users_frame
-from raydebug.stacks.waits import Wait, wait_of
+from raydebug.stacks.wait_kinds import KINDS, Wait, wait_of
 
 # States of a task that is queued at its actor: ray 2.60.0 src/ray/protobuf/common.proto TaskStatus.
 QUEUED = ("SUBMITTED_TO_WORKER", "PENDING_ACTOR_TASK_ORDERING_OR_CONCURRENCY", "PENDING_ACTOR_TASK_ARGS_FETCH")
@@ -121,17 +121,19 @@ class Graph:
     ) -> None:
         self.processes, self._words = processes, words or {}
         self._tasks = {task["task_id"]: task for task in tasks}
-        self._creations = {one["actor_id"]: one for one in tasks if one["actor_id"] and one.get("type") == CREATION}
-        self._by_actor = {one["actor_id"]: one for one in processes if one["actor_id"]}
+        self._creations = {
+            task["actor_id"]: task for task in tasks if task["actor_id"] and task.get("type") == CREATION
+        }
+        self._by_actor = {process["actor_id"]: process for process in processes if process["actor_id"]}
         self._by_pid: dict[object, list[ListedStacks]] = {}
         self._by_port: dict[int, list[ListedStacks]] = {}
         self._nodes: dict[tuple[str, int], Node] = {}
         self._edges: dict[tuple[str, int], list[Edge]] = {}
         self._holders: dict[str, dict[str, Node]] = {}
-        for one in processes:
-            self._by_pid.setdefault(one["pid"], []).append(one)
-            for port in one.get("listens", []):
-                self._by_port.setdefault(port, []).append(one)
+        for process in processes:
+            self._by_pid.setdefault(process["pid"], []).append(process)
+            for port in process.get("listens", []):
+                self._by_port.setdefault(port, []).append(process)
 
     def node(self, process: ListedStacks, thread: ThreadStack | None = None) -> Node:
         """Return the node of a thread, of the active one by default."""
@@ -145,22 +147,22 @@ class Graph:
     def edges(self, node: Node) -> list[Edge]:
         """Return what a node waits for, what was observed first."""
         if node.key not in self._edges:
-            found = [
+            edges = [
                 *self._inside(node), *self._of_objects(node), *self._of_network(node), *self._of_children(node),
                 *self._of_pipe(node), *self._of_words(node),
             ]  # fmt: skip
-            of_others = (one for one in found if one.target is not node)
-            self._edges[node.key] = sorted(of_others, key=lambda one: not one.is_seen)
+            of_others = (edge for edge in edges if edge.target is not node)
+            self._edges[node.key] = sorted(of_others, key=lambda edge: not edge.is_seen)
         return self._edges[node.key]
 
     def walk(self, root: Node) -> tuple[list[Path], list[Edge]]:
         """Return one path to each end that is reached from a node, and the edges of a cycle, if there is one."""
         ends: list[Path] = []
-        found, on_path = {root.key}, {root.key}
+        reached, on_path = {root.key}, {root.key}
         cycle: list[Edge] = []
         path: list[Edge] = []
         open_edges = [(root, iter(self.edges(root)), True)]
-        while open_edges and len(found) < MAX_NODES:
+        while open_edges and len(reached) < MAX_NODES:
             node, edges, is_end = open_edges.pop()
             edge = next(edges, None)
             if edge is None:
@@ -173,16 +175,16 @@ class Graph:
             target = edge.target
             if target is not None and target.key in on_path:
                 # A process that also listens, or a wait that is only possible, is no cycle of waits.
-                if edge.kind not in ("ray-get", "mailbox", "lock") or not edge.is_seen:
+                if not (KINDS[edge.kind].may_lock and edge.is_seen):
                     open_edges.append((node, edges, is_end))
                     continue
-                begin = next((n for n, one in enumerate(path) if one.source.key == target.key), len(path))
+                begin = next((n for n, step in enumerate(path) if step.source.key == target.key), len(path))
                 cycle = cycle or [*path[begin:], edge]
             open_edges.append((node, edges, False))
             if target is None:
                 ends.append(Path(root, (*path, edge)))
-            elif target.key not in found:
-                found.add(target.key)
+            elif target.key not in reached:
+                reached.add(target.key)
                 on_path.add(target.key)
                 path.append(edge)
                 open_edges.append((target, iter(self.edges(target)), True))
@@ -196,41 +198,42 @@ class Graph:
         if process["instance"] not in self._holders:
             held = self._holders[process["instance"]] = {}
             for thread in process["threads"]:
-                for one in thread.get("holds", []):
-                    held.setdefault(one, self.node(process, thread))
+                for lock in thread.get("holds", []):
+                    held.setdefault(lock, self.node(process, thread))
         held = self._holders[process["instance"]]
         wanted = [*node.thread.get("awaits", []), *([node.thread["wants"]] if "wants" in node.thread else [])]
         return [
-            Edge(node, held[one], "lock", f"{held[one].thread.get('name', '?')} of the same process")
-            for one in wanted
-            if one in held
+            Edge(node, held[lock], "lock", f"{held[lock].thread.get('name', '?')} of the same process")
+            for lock in wanted
+            if lock in held
         ]
 
     def _of_objects(self, node: Node) -> list[Edge]:
-        thread, found = node.thread, []
-        asked, same = set(thread.get("objects", [])), set[tuple[str, str | None]]()
+        thread, edges = node.thread, []
+        objects, same = set(thread.get("objects", [])), set[tuple[str, str | None]]()
         for name in dict.fromkeys([*thread.get("objects", []), *thread.get("polls", [])]):
             task = self._tasks.get(name[:TASK_ID_CHARS])
             if task is None or (task["state"], task.get("job_id")) in same:
                 continue
             if task["state"] == WAITS_FOR_ARGUMENTS:  # the next one of its job has the same edges
                 same.add((task["state"], task.get("job_id")))
-            polled = "" if name in asked else name
-            found += [replace(edge, polled=polled) for edge in self._of_task(node, task)]
-        return found
+            polled = "" if name in objects else name
+            edges += [replace(edge, polled=polled) for edge in self._of_task(node, task)]
+        return edges
 
     def _of_task(self, node: Node, task: Task) -> list[Edge]:
         if task["actor_id"] and task["state"] == UNPLACED and task.get("type") != CREATION:
             task = self._creations.get(task["actor_id"], task)
         if task["state"] == WAITS_FOR_ARGUMENTS:
-            running = [one for one in self._tasks.values() if one["state"].startswith(RUNNING) and one is not task]
-            same = [one for one in running if one.get("job_id") == task.get("job_id") and one.get("type") != CREATION]
-            words = f"{task['name']}, which waits for its arguments"
-            return [
-                Edge(node, self._node_in(runner, one), "ray-get", words, is_seen=False, task=task)
-                for one in same
-                if (runner := self._runner(one)) is not None and runner is not node.process
-            ]
+            words, edges = f"{task['name']}, which waits for its arguments", []
+            for other in self._tasks.values():
+                of_job = other.get("job_id") == task.get("job_id") and other.get("type") != CREATION
+                if of_job and other["state"].startswith(RUNNING) and other is not task:
+                    runner = self._runner(other)
+                    if runner is not None and runner is not node.process:
+                        target = self._node_in(runner, other)
+                        edges.append(Edge(node, target, "ray-get", words, is_seen=False, task=task))
+            return edges
         runner = self._runner(task)
         if task["state"] == UNPLACED or (runner is None and task["state"] not in QUEUED):
             return [Edge(node, None, "ray-get", task["name"], task=task)]
@@ -244,13 +247,15 @@ class Graph:
     def _runner(self, task: Task) -> ListedStacks | None:
         if task["actor_id"] in self._by_actor:
             return self._by_actor[task["actor_id"] or ""]
-        found = self._by_pid.get(task["pid"], []) if task["pid"] else []
+        processes = self._by_pid.get(task["pid"], []) if task["pid"] else []
         node = task.get("node_id")  # a process that has never answered has not said on which node it is
-        return next((one for one in found if None in (node, one["node_id"]) or one["node_id"] == node), None)
+        return next(
+            (process for process in processes if None in (node, process["node_id"]) or process["node_id"] == node), None
+        )
 
     def _node_in(self, process: ListedStacks, task: Task) -> Node:
         """Return the thread that runs a task, or the active one."""
-        own = max(process["threads"], key=lambda one: _runs(one, task["name"]), default=None)
+        own = max(process["threads"], key=lambda thread: _runs(thread, task["name"]), default=None)
         return self.node(process, own if own is not None and _runs(own, task["name"]) else None)
 
     def _of_network(self, node: Node) -> list[Edge]:
@@ -272,47 +277,49 @@ class Graph:
         if kind == "subprocess":
             children = self._by_pid.get(node.thread.get("child"), [])
         elif kind in ("engine", "data-loader"):
-            of_process = (one for one in self.processes if one["child_of"] == node.process["pid"])
             is_it = _is_loader_worker if kind == "data-loader" else _is_engine
-            children = [one for one in of_process if is_it(one)]
-        return [Edge(node, self.node(one), kind, node.wait.what) for one in children if one["ip"] == node.process["ip"]]
+            of_process = (process for process in self.processes if process["child_of"] == node.process["pid"])
+            children = [child for child in of_process if is_it(child)]
+        here = [child for child in children if child["ip"] == node.process["ip"]]
+        return [Edge(node, self.node(child), kind, node.wait.what) for child in here]
 
     def _of_pipe(self, node: Node) -> list[Edge]:
         pipe = node.thread.get("pipe")
         if pipe is None:
             return []
-        ends = [
-            self.node(one)
-            for one in self.processes
-            if pipe in one.get("pipes", []) and one["ip"] == node.process["ip"] and one is not node.process
+        others = [
+            process for process in self.processes if process["ip"] == node.process["ip"] and process is not node.process
         ]
+        ends = [self.node(process) for process in others if pipe in process.get("pipes", []) and not is_idle(process)]
         return [
-            Edge(node, one, "queue", node.wait.what, is_seen=False)
-            for one in ends
-            if one.thread.get("pipe") != pipe and not is_idle(one.process)
+            Edge(node, end, "queue", node.wait.what, is_seen=False) for end in ends if end.thread.get("pipe") != pipe
         ]
 
     def _of_words(self, node: Node) -> list[Edge]:
         """Return the edges that only the training knows: requests at an engine, URLs of tools and judges."""
-        words, found = self.words_of(node.process), []
-        if node.wait.kind not in ("sleep", "queue", "lock", "engine", "unknown"):
+        words, edges = self.words_of(node.process), list[Edge]()
+        if not KINDS[node.wait.kind].has_reason and node.wait.kind != "unknown":
             return []
         for request in words.get("requests", []):
-            engines = self._by_pid.get(request.get("engine"), [])
+            engines = [
+                engine for engine in self._by_pid.get(request.get("engine"), []) if engine["ip"] == node.process["ip"]
+            ]
             what = f"request {request.get('id', '?')}"
-            found += [Edge(node, self.node(one), "engine", what) for one in engines if one["ip"] == node.process["ip"]]
-        buffered = {one.get("uid") for one in words.get("samples", []) if one.get("state") in OF_BUFFER}
+            edges += [Edge(node, self.node(engine), "engine", what) for engine in engines]
+        buffered = {sample.get("uid") for sample in words.get("samples", []) if sample.get("state") in OF_BUFFER}
         for other in self.processes if buffered else ():  # a worker of theirs has the sample
-            at_work = [one.get("uid") for one in self.words_of(other).get("samples", [])
-                       if one.get("state") not in OF_BUFFER and one.get("uid") in buffered]  # fmt: skip
-            threads = [one for one in other["threads"] if one["name"].startswith("task ")] if at_work else []
-            nodes = [self.node(other, one) for one in threads] or [self.node(other)]
-            found += [Edge(node, one, "training", f"sample {at_work[0]}") for one in nodes if at_work]
-        for url in [one.get("url", "") for one in (*words.get("samples", []), *words.get("rewards", []))]:
+            samples = [
+                sample for sample in self.words_of(other).get("samples", []) if sample.get("state") not in OF_BUFFER
+            ]
+            if at_work := [sample["uid"] for sample in samples if sample.get("uid") in buffered]:
+                threads = [thread for thread in other["threads"] if thread["name"].startswith("task ")]
+                nodes = [self.node(other, thread) for thread in threads] or [self.node(other)]
+                edges += [Edge(node, target, "training", f"sample {at_work[0]}") for target in nodes]
+        for url in [work.get("url", "") for work in (*words.get("samples", []), *words.get("rewards", []))]:
             parts = urlsplit(url)
             if parts.hostname and (port := _port_of(url)):
-                found += self._to_port(node, parts.hostname, port)
-        return found
+                edges += self._to_port(node, parts.hostname, port)
+        return edges
 
 
 def _is_engine(process: ListedStacks) -> bool:
@@ -331,7 +338,7 @@ def _runs(thread: ThreadStack, task: str) -> int:
     Libraries have functions of any name: each thread is in `Thread.run`, or in the `run` of a class of its own.
     """
     frames, name, best = thread.get("frames", []), task.rpartition(".")[2], 0
-    callers = [one.get("function", "") for one in frames[1:]]
+    callers = [frame.get("function", "") for frame in frames[1:]]
     for frame, caller in zip(frames, [*callers, ""], strict=False):
         function = frame.get("function", "")
         if function == task:
@@ -344,7 +351,8 @@ def _runs(thread: ThreadStack, task: str) -> int:
 
 def _may_begin(node: Node) -> bool:
     """Return whether a call may begin although others run: Ray says so late, and its actor has more than one thread."""
-    executors = [one for one in node.process["threads"] if any(_EXECUTES in f.get("file", "") for f in one["frames"])]
+    threads = node.process["threads"]
+    executors = [thread for thread in threads if any(_EXECUTES in f.get("file", "") for f in thread["frames"])]
     return node.thread["name"].startswith("task ") or len(executors) > 1
 
 
@@ -356,9 +364,9 @@ def _serving(process: ListedStacks) -> list[ThreadStack]:
     if not process["threads"]:
         return [{"name": "", "frames": []}]
     threads = process["threads"]
-    serving = [one for one in threads if any(SERVES.search(frame.get("file", "")) for frame in one.get("frames", []))]
-    tasks = [one for one in threads if serving and one["name"].startswith("task ")]
-    return [one for one in (*serving, *tasks) if _handles(one)] or serving[:1]
+    serving = [thread for thread in threads if any(SERVES.search(f.get("file", "")) for f in thread.get("frames", []))]
+    tasks = [thread for thread in threads if serving and thread["name"].startswith("task ")]
+    return [thread for thread in (*serving, *tasks) if _handles(thread)] or serving[:1]
 
 
 def _handles(thread: ThreadStack) -> bool:

@@ -42,12 +42,12 @@ class StackGroup(TypedDict):
 def active_thread(process: ListedStacks) -> ThreadStack:
     """Return the thread or asyncio task that runs the user's code; empty if the process has not answered."""
     threads = process["threads"]
-    tasks = [one for one in threads[1:] if one["name"].startswith("task ")]
+    tasks = [thread for thread in threads[1:] if thread["name"].startswith("task ")]
     candidates = [*tasks, *threads[:1]] if threads and _waits_in_loop(threads[0]) else [*threads[:1], *tasks]
     empty: ThreadStack = {"name": "", "frames": []}
-    own = [one for one in candidates if users_frame(one.get("frames", []))]
+    own = [thread for thread in candidates if users_frame(thread.get("frames", []))]
     if not own and threads and _waits_in_loop(threads[0]):  # tasks of a trainer that is a package itself
-        own = [one for one in tasks if any(not BELOW_TRAINERS.search(f.get("file", "")) for f in one["frames"])]
+        own = [task for task in tasks if any(not BELOW_TRAINERS.search(f.get("file", "")) for f in task["frames"])]
     return next(iter((*own, *threads, empty)))
 
 
@@ -115,8 +115,8 @@ def group(processes: Iterable[ListedStacks]) -> list[StackGroup]:
     groups: list[StackGroup] = [
         {
             "role": role,
-            "ranks": sorted({one["rank"] for one in members if one["rank"] is not None}),
-            "pids": [one["pid"] or 0 for one in members],
+            "ranks": sorted({process["rank"] for process in members if process["rank"] is not None}),
+            "pids": [process["pid"] or 0 for process in members],
             "frames": active_frames(members[0]),
             "outlier": len(members) < OUTLIER_BELOW * sizes[role],
         }
@@ -151,11 +151,11 @@ def users_frame(frames: Sequence[StackFrame]) -> StackFrame | None:
 
 def place_of(frames: Sequence[StackFrame]) -> StackFrame:
     """Return the frame that says where a thread is: the user's innermost one, a trainer's, or the innermost of all."""
-    trainers = [one for one in frames if not BELOW_TRAINERS.search(one.get("file", ""))]
+    trainers = [frame for frame in frames if not BELOW_TRAINERS.search(frame.get("file", ""))]
     candidates = [*users_frames(frames)[:1], *trainers[:1], *frames[:1]]
     return candidates[0] if candidates else {}
 
 
 def users_frames(frames: Sequence[StackFrame]) -> list[StackFrame]:
     """Return the frames that belong neither to Python's library nor to a package."""
-    return [one for one in frames if not is_library(one.get("file", ""))]
+    return [frame for frame in frames if not is_library(frame.get("file", ""))]

@@ -17,11 +17,13 @@ from raydebug.errors import RaydebugError
 from raydebug.protocol import messages
 from raydebug.runs.folder import STACKS
 from raydebug.settings.files import atomic_write
-from raydebug.stacks.collect import as_document, fetch_tasks, take
-from raydebug.stacks.progress import TICK_S, Progress, Words
+from raydebug.stacks.collect import fetch_tasks, take
+from raydebug.stacks.movement import TICK_S
+from raydebug.stacks.progress import Progress, Words
 from raydebug.stacks.slow_watch import SlowWatch
 from raydebug.stacks.training_words import describe, fetch_words
-from raydebug.stacks.waits import COLLECTIVE, Verdict, wait_of, who
+from raydebug.stacks.verdict import as_document
+from raydebug.stacks.wait_kinds import KINDS, Verdict, wait_of, who
 
 if TYPE_CHECKING:
     from raydebug.jobs.recorder import Recorder
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
 DEFAULT_S, DEFAULT_STEPS = 600.0, 5  # of a recognised trainer: the larger of this and so many of its median steps
 PAUSE_TIMEOUT_S = 4.0
-POLLS = ("ray-get", "sleep", "queue", COLLECTIVE)  # such a wait is for another process
 Action = Literal["report", "pause", "stop"]
 
 
@@ -40,7 +41,7 @@ def longest_call(sample: Sequence[ListedStacks], words: Words) -> str | None:
     In a training these are the functions of rewards and the tools of samples: its other processes are always in a call.
     In other programs, processes that wait for others have none.
     """
-    names = {one["instance"]: who(one) for one in sample}
+    names = {process["instance"]: who(process) for process in sample}
     calls: list[tuple[float, str]] = []
     for instance, one in words.items():
         caller = names.get(instance, "another process")
@@ -55,7 +56,7 @@ def longest_call(sample: Sequence[ListedStacks], words: Words) -> str | None:
                 calls.append((tool.get("age_s", 0.0), f"{caller} in {what}"))
     if not words:
         for process in sample:
-            for call in [] if wait_of(process).kind in POLLS else process.get("calls", []):
+            for call in [] if KINDS[wait_of(process).kind].of_peer else process.get("calls", []):
                 where = f"{call['function']} ({call['file']}:{call['line']})"
                 calls.append((call["age_s"], f"{who(process)} in {where}"))
     longest = max(calls, default=None)
@@ -144,7 +145,7 @@ def _look(cluster: Cluster, job: str) -> tuple[list[ListedStacks], dict[str, Tra
 
 
 def _pause(cluster: Cluster, pid: int, sample: Sequence[ListedStacks]) -> str:
-    ip = next((one["ip"] for one in sample if one["pid"] == pid), "")
+    ip = next((process["ip"] for process in sample if process["pid"] == pid), "")
     try:
         body = {"target": f"{messages.PID}{pid}@{ip}", "timeout_s": PAUSE_TIMEOUT_S}
         pause = request(cluster, "POST", "/pause", body)["pause"]

@@ -9,24 +9,17 @@ MOST_LIMITS limits; so does native code that computes, in any program.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from raydebug.protocol import messages
-from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.training import TrainingWords
-from raydebug.stacks.groups import active_thread
-from raydebug.stacks.verdict import COMPUTES_S, judge
-from raydebug.stacks.waits import Verdict, VerdictKind, wait_of
+from raydebug.stacks.movement import Look, any_computes, any_moves, ends_in_new_call, has_worked
+from raydebug.stacks.verdict import judge
+from raydebug.stacks.wait_kinds import KINDS, Job
 
-TICK_S = 1.0  # the time is passed about so often
 SAMPLES_PER_LIMIT, APART_AT_LEAST_S = 10, 5.0
 MAX_SAMPLES, LEAST_SAMPLES = 12, 6  # fewer could all fall into the gaps between short calls
 MOST_LIMITS = 4
-DATA_BYTES = 2**20  # written or read between two samples: more than a program says of itself
-NO_HANG: tuple[VerdictKind, ...] = ("paused", "none")
-_OF_ENGINE = "/vllm/"  # its processes look for new work all the time
 Words = Mapping[str, TrainingWords]
-Look = Sequence[ListedStacks]
 
 
 class Progress:
@@ -76,15 +69,15 @@ class Progress:
         """
         before, apart_s = self._samples[-1] if self._samples else [], now - self._sampled
         self._sampled, self._samples = now, [*self._samples, sample][-MAX_SAMPLES:]
-        moves = _moves(before, sample, in_calls=self._by_steps)
+        moves = any_moves(before, sample, in_calls=self._by_steps)
         verdict = judge(self._samples)
-        if verdict["kind"] in NO_HANG:
+        if KINDS[verdict["kind"]].job >= Job.PAUSED:
             self._note_progress(now)
         elif self._by_steps:
             self._take_words(words, now, moves=moves)
-        elif moves or _has_worked(before, sample, apart_s) or (before and _ends_in_new_call(verdict, apart_s)):
+        elif moves or has_worked(before, sample, apart_s) or (before and ends_in_new_call(verdict, apart_s)):
             self._note_progress(now)
-        elif _computes(self._samples):
+        elif any_computes(self._samples):
             self._worked = now
         hangs = len(self._samples) >= LEAST_SAMPLES and now >= self._due_at
         self._reports += hangs
@@ -117,80 +110,3 @@ class Progress:
     def _note_progress(self, now: float) -> None:
         self._since = self._worked = now
         self._samples, self._reports, self._work = [], 0, (None, {})
-
-
-def _pairs(before: Look, after: Look) -> Iterator[tuple[ListedStacks, ListedStacks]]:
-    """Yield the processes of two looks, each as it was and as it is, that were seen in the same way."""
-    then = {process["instance"]: process for process in before if process["threads"]}
-    for now in after:
-        was = then.get(now["instance"])
-        if was is not None and was["state"] == now["state"] and now["threads"]:
-            yield was, now
-
-
-def _moves(before: Look, after: Look, *, in_calls: bool) -> bool:
-    """Return whether a process that waits for nothing is at another line than before, or computes.
-
-    Args:
-        before: the look before.
-        after: the last look.
-        in_calls: whether lines inside of one call count, in other processes than the driver.
-    """
-    return any(
-        _is_at_work(was, now) and (_cpu_s(now) - _cpu_s(was) > COMPUTES_S or not _is_at_one_line(was, now))
-        for was, now in _pairs(before, after)
-        if in_calls or now["is_driver"] or (now["state"] == messages.ANSWERED and not now.get("calls"))
-    )
-
-
-def _computes(samples: Sequence[Look]) -> bool:
-    """Return whether a process computes at the same line in all looks: in native code, or in the garbage collector."""
-    *looks, last = samples
-    moved = {now["instance"] for look in looks for was, now in _pairs(look, last) if not _is_at_one_line(was, now)}
-    return any(
-        _is_at_work(was, now) and _cpu_s(now) - _cpu_s(was) > COMPUTES_S
-        for look in looks[-1:]
-        for was, now in _pairs(look, last)
-        if now["instance"] not in moved
-    )
-
-
-def _is_at_work(was: ListedStacks, now: ListedStacks) -> bool:
-    is_engine = any(_OF_ENGINE in frame.get("file", "") for frame in active_thread(now).get("frames", [])[:1])
-    return wait_of(now).kind == wait_of(was).kind == "unknown" and not is_engine
-
-
-def _is_at_one_line(was: ListedStacks, now: ListedStacks) -> bool:
-    return active_thread(was).get("frames") == active_thread(now).get("frames")
-
-
-def _cpu_s(process: ListedStacks) -> float:
-    return active_thread(process).get("cpu_s", process.get("cpu_s", 0.0))
-
-
-def _has_worked(before: Look, after: Look, apart_s: float) -> bool:
-    """Return whether a process has begun another call of the user's code, has moved data, or its children computed."""
-    return any(
-        now.get("children_cpu_s", 0.0) - was.get("children_cpu_s", 0.0) > COMPUTES_S
-        or now.get("io_bytes", 0) - was.get("io_bytes", 0) > DATA_BYTES
-        or _has_new_call(was, now, apart_s)
-        for was, now in _pairs(before, after)
-        if now["state"] == messages.ANSWERED
-    )
-
-
-def _has_new_call(was: ListedStacks, now: ListedStacks, apart_s: float) -> bool:
-    """Return whether a process is in a call that nobody saw before the last look: its age begins with the first one."""
-    active = now["threads"][0]["name"]
-    ages_s = {call["thread"]: call["age_s"] for call in was.get("calls", [])}
-    return any(
-        call["age_s"] <= ages_s.get(call["thread"], 0.0) or call["age_s"] < apart_s - TICK_S
-        for call in now.get("calls", [])
-        if call["thread"] == active
-    )
-
-
-def _ends_in_new_call(verdict: Verdict, apart_s: float) -> bool:
-    """Return whether the thread that all wait for, the active one of its process or not, is in such a call."""
-    age_s = verdict["call_age_s"]
-    return verdict["kind"] == "moving" and age_s is not None and age_s <= max(0.0, apart_s - TICK_S)

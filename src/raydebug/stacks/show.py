@@ -18,15 +18,15 @@ SHOWN_NATIVE = 12
 
 def group_lines(groups: Sequence[StackGroup], processes: Sequence[ListedStacks]) -> Iterator[str]:
     """Yield which processes are in each group, and the frames that say where they are."""
-    native = {(one["role"], one["pid"]): one.get("native", []) for one in processes}
-    for one in groups:
-        pids = ", ".join(map(str, one["pids"][:8]))
-        who = name_ranks(one["ranks"]) if one["ranks"] else f"pid {pids}"
-        count = f"  {len(one['pids'])} processes" if len(one["pids"]) > 1 else ""
-        mark = "  differs from the others" if one["outlier"] else ""
-        yield f"{one['role']}  {who}{count}{mark}"
-        yield from _native_lines(native.get((one["role"], one["pids"][0]), []), one["frames"])
-        yield from _frame_lines(one["frames"], SHOWN_FRAMES)
+    native = {(process["role"], process["pid"]): process.get("native", []) for process in processes}
+    for group in groups:
+        pids = ", ".join(map(str, group["pids"][:8]))
+        who = name_ranks(group["ranks"]) if group["ranks"] else f"pid {pids}"
+        count = f"  {len(group['pids'])} processes" if len(group["pids"]) > 1 else ""
+        mark = "  differs from the others" if group["outlier"] else ""
+        yield f"{group['role']}  {who}{count}{mark}"
+        yield from _native_lines(native.get((group["role"], group["pids"][0]), []), group["frames"])
+        yield from _frame_lines(group["frames"], SHOWN_FRAMES)
 
 
 def whole_lines(processes: Sequence[ListedStacks]) -> Iterator[str]:
@@ -42,18 +42,18 @@ def whole_lines(processes: Sequence[ListedStacks]) -> Iterator[str]:
 
 def silent_lines(processes: Sequence[ListedStacks]) -> Iterator[str]:
     """Yield the processes that did not answer."""
-    for one in processes:
-        if one["state"] != ANSWERED:
-            yield f"{one['state']}  {_name(one)}"
+    for process in processes:
+        if process["state"] != ANSWERED:
+            yield f"{process['state']}  {_name(process)}"
 
 
 def left_out_lines(processes: Sequence[ListedStacks]) -> Iterator[str]:
     """Yield the processes with more threads and tasks than are listed, or that wait for more objects."""
-    for one in processes:
-        if any(len(thread.get("objects", [])) >= MAX_ITEMS for thread in one["threads"]):
-            yield f"{_name(one)} waits for {MAX_ITEMS:,} objects or more; the first {MAX_ITEMS:,} are followed"
-        if count := one.get("left_out", 0):
-            yield f"{_name(one)}: {count} more threads and tasks are not listed; of equal stacks some are"
+    for process in processes:
+        if any(len(thread.get("objects", [])) >= MAX_ITEMS for thread in process["threads"]):
+            yield f"{_name(process)} waits for {MAX_ITEMS:,} objects or more; the first {MAX_ITEMS:,} are followed"
+        if count := process.get("left_out", 0):
+            yield f"{_name(process)}: {count} more threads and tasks are not listed; of equal stacks some are"
 
 
 def _native_lines(threads: Sequence[ThreadStack], frames: Sequence[StackFrame]) -> Iterator[str]:
@@ -63,7 +63,7 @@ def _native_lines(threads: Sequence[ThreadStack], frames: Sequence[StackFrame]) 
         return frame.get("file"), frame.get("function")
 
     for thread in threads:
-        python = [one for one in thread["frames"] if is_python(one["file"])]
+        python = [frame for frame in thread["frames"] if is_python(frame["file"])]
         if python and frames and at(python[0]) == at(frames[0]):
             for one in thread["frames"][: min(thread["frames"].index(python[0]), SHOWN_NATIVE)]:
                 yield f"    {one['function']} in {Path(one['file']).name}"

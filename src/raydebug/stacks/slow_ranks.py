@@ -18,7 +18,7 @@ from raydebug.protocol.listings import ListedAnswer
 from raydebug.protocol.names import VLLM, name_process
 from raydebug.protocol.questions import CollectiveTimes
 from raydebug.render import command, duration
-from raydebug.stacks.waits import LIKELY, Verdict, VerdictKind, make_verdict
+from raydebug.stacks.wait_kinds import LIKELY, Verdict, make_verdict
 
 # The time is cut into PARTS equal parts, or at the ends of steps. A rank is slow if in MOST of those with collectives
 # it has cost the others SHARE of the part, LEAST_S in all, and TIMES as much as any other rank: on a loaded machine
@@ -27,10 +27,6 @@ PARTS, LEAST_PARTS, MOST = 10, 3, 0.7
 SHARE, SHARE_OF_STEP = 0.1, 0.05
 LEAST_S, TIMES = 0.5, 4.0
 _ONE_SIDED = re.compile(r"broadcast|^scatter")  # idle servers wait for the next command of one rank
-# With these verdicts a job does not go on.
-STOPPED: frozenset[VerdictKind] = frozenset(
-    ("paused", "collective-mismatch", "crashed-peer", "deadlock", "gone", "stopped", "disk", "mailbox")
-)
 Answer: TypeAlias = ListedAnswer[CollectiveTimes]
 
 
@@ -76,9 +72,9 @@ class SlowRank(NamedTuple):
 def find_teams(answers: Sequence[Answer]) -> list[Team]:
     """Return the teams of the ranks that have answered."""
     by_role: dict[object, list[Answer]] = defaultdict(list)
-    for one in answers:
-        if one["answer"] and "rank" in one["answer"]:
-            by_role[one["process"]["job"], _role(one), one["process"]["child_of"]].append(one)
+    for answer in answers:
+        if answer["answer"] and "rank" in answer["answer"]:
+            by_role[answer["process"]["job"], _role(answer), answer["process"]["child_of"]].append(answer)
     return [team for members in by_role.values() if (team := _team(members)) is not None]
 
 
@@ -89,8 +85,8 @@ def _role(one: Answer) -> str:
 
 
 def _team(members: Sequence[Answer]) -> Team | None:
-    said = {one["answer"]["rank"]: one["answer"] for one in members if one["answer"]}
-    answers = {one["answer"]["rank"]: one for one in members if one["answer"]}
+    said = {process["answer"]["rank"]: process["answer"] for process in members if process["answer"]}
+    answers = {process["answer"]["rank"]: process for process in members if process["answer"]}
     if len(said) != len(members) or len(said) < 2:  # two trainings of one role cannot be told apart
         return None
     at: dict[tuple[tuple[object, ...], int, str], dict[int, float]] = defaultdict(dict)

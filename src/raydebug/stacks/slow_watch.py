@@ -24,7 +24,7 @@ from raydebug.protocol.messages import ANSWERED
 from raydebug.protocol.questions import COLLECTIVE_TIMES, TRAINING, CollectiveTimes, Nothing, TimesBody
 from raydebug.stacks.groups import place
 from raydebug.stacks.slow_ranks import PARTS, Answer, LateCall, SlowRank, Team, find_slow, find_teams
-from raydebug.stacks.waits import COLLECTIVE, Verdict, wait_of
+from raydebug.stacks.wait_kinds import COLLECTIVE, Verdict, wait_of
 
 if TYPE_CHECKING:
     from raydebug.jobs.recorder import Recorder
@@ -86,7 +86,7 @@ class SlowWatch:
             team: from the last look.
             step_ends: of the training, in seconds since the epoch; None where no trainer is recognised.
         """
-        key = team.job, team.name, tuple(sorted(one["instance"] for one in team.answers.values()))
+        key = team.job, team.name, tuple(sorted(answer["instance"] for answer in team.answers.values()))
         known = self._calls.setdefault(key, deque(maxlen=MOST_CALLS))
         last_s = known[-1].at_s if known else 0.0
         known += [call for call in team.calls if call.at_s > last_s]
@@ -100,8 +100,8 @@ class SlowWatch:
 
 
 def _report(cluster: Cluster, slow: SlowRank, recorder: Recorder) -> None:
-    said = [one for one in (longer_batch(recorder.last_metrics), find_cause(cluster, slow)) if one]
-    why, following = "; ".join(said) or "not seen", slow.verdict("")["next"] or ""
+    causes = [cause for cause in (longer_batch(recorder.last_metrics), find_cause(cluster, slow)) if cause]
+    why, following = "; ".join(causes) or "not seen", slow.verdict("")["next"] or ""
     recorder.take_finding("run.slow-rank", "warning", slow.text, why=why, fix=following)
     for line in (f"warning: {slow.text}  [run.slow-rank]", f"cause: {why}", f"next: {following}"):
         render.say(render.visible(f"{line}{name_option(cluster.name) if line.startswith('next') else ''}", keep=""))
@@ -110,17 +110,17 @@ def _report(cluster: Cluster, slow: SlowRank, recorder: Recorder) -> None:
 def find_cause(cluster: Cluster, slow: SlowRank) -> str:
     """Return what is seen of a slow rank, in words; empty where the gateway does not answer."""
     answer = slow.team.answers[slow.rank]
-    ranks, own = [one["instance"] for one in slow.team.answers.values()], answer["instance"]
-    other = next((one for one in ranks if one != own), own)
+    ranks, own = [answer["instance"] for answer in slow.team.answers.values()], answer["instance"]
+    other = next((instance for instance in ranks if instance != own), own)
     places: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # while another rank waits, or does not
     used: list[dict[int, CollectiveTimes]] = []
     try:
         for look in range(LOOKS):
             if look in (0, LOOKS - 1):
-                said = [one["answer"] for one in _ask(cluster, 0.0, only=ranks) if one["answer"]]
-                used.append({one["rank"]: one for one in said if "rank" in one})
-            found = fetch_stacks(cluster, only=[own, other], timeout_s=TIMEOUT_S)
-            waits = {one["instance"]: wait_of(one) for one in found if one["state"] == ANSWERED}
+                times = [answer["answer"] for answer in _ask(cluster, 0.0, only=ranks) if answer["answer"]]
+                used.append({each["rank"]: each for each in times if "rank" in each})
+            both = fetch_stacks(cluster, only=[own, other], timeout_s=TIMEOUT_S)
+            waits = {process["instance"]: wait_of(process) for process in both if process["state"] == ANSWERED}
             if own in waits and waits[own].kind != COLLECTIVE and waits[own].at:
                 what = f", waiting for {waits[own].what}" if waits[own].what else ""
                 places[other in waits and waits[other].kind == COLLECTIVE][f"{place(waits[own].at)}{what}"] += 1
@@ -128,7 +128,7 @@ def find_cause(cluster: Cluster, slow: SlowRank) -> str:
         words = ask_processes(cluster, TRAINING, Nothing(), only=[own], timeout_s=TIMEOUT_S)
     except RaydebugError:
         return ""
-    phase = next((one["answer"]["phase"] for one in words if one["answer"] and "phase" in one["answer"]), "")
+    phase = next((row["answer"]["phase"] for row in words if row["answer"] and "phase" in row["answer"]), "")
     on_gpu = any(group["backend"] == "nccl" for group in (answer["answer"] or {}).get("groups", []))
     gpus = _slowed_gpus(cluster, answer) if on_gpu else []
     return describe_cause(slow.rank, places[True] or places[False], phase, used[0], used[1], gpus)
@@ -159,10 +159,10 @@ def describe_cause(
 
     def used(name: str) -> tuple[float, list[float]]:
         """Return how much of something the slow rank has used meanwhile, and the others."""
-        each = {one: float(after[one].get(name, 0) - before[one].get(name, 0)) for one in both}  # type: ignore[operator]
+        each = {rank: float(after[rank].get(name, 0) - before[rank].get(name, 0)) for rank in both}  # type: ignore[operator]
         return each.pop(rank), [*each.values()]
 
-    both = [one for one in after if one in before]
+    both = [rank for rank in after if rank in before]
     if rank in both and len(both) > 1:
         took_s = used("now_ns")[0] / 1e9 or 1.0
         cpu_s, others_s = used("cpu_s")
@@ -204,4 +204,4 @@ def _slowed_gpus(cluster: Cluster, answer: Answer) -> list[dict[str, Any]]:
     except (RaydebugError, ValueError, IndexError):
         return []
     slowed = [{**one, "index": index} for index, one in enumerate(found) if one["slowed_by"]]
-    return [one for one in slowed if process["pid"] in one["pids"]] or slowed
+    return [gpu for gpu in slowed if process["pid"] in gpu["pids"]] or slowed

@@ -85,7 +85,7 @@ def _run_spy(pid: int, *, native: bool) -> Seen:
     argv = [str(spy), "dump", "--json", "--pid", str(pid), "--native" if native else "--nonblocking"]
     try:
         printed = process.run(argv, timeout_s=TIMEOUT_S)
-        threads = [one for one in json.loads(printed[printed.index("[") :]) if one["thread_name"] not in OURS]
+        threads = [thread for thread in json.loads(printed[printed.index("[") :]) if thread["thread_name"] not in OURS]
         title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
     except (OSError, ValueError):
         return {"cause": f"process {pid} has ended", "fix": "try again"}
@@ -103,9 +103,9 @@ def _run_spy(pid: int, *, native: bool) -> Seen:
 
 def _describe(thread: dict[str, Any]) -> ThreadStack:
     frames: list[StackFrame] = [
-        {"file": one["filename"], "line": one["line"], "function": one["name"]}
-        for one in thread["frames"]
-        if not one["name"].startswith("0x")  # native code without a symbol
+        {"file": frame["filename"], "line": frame["line"], "function": frame["name"]}
+        for frame in thread["frames"]
+        if not frame["name"].startswith("0x")  # native code without a symbol
     ]
     return {"name": thread["thread_name"] or "", "frames": frames[:MAX_FRAMES], "gil": bool(thread["owns_gil"])}
 

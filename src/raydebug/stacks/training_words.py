@@ -11,7 +11,7 @@ from raydebug.protocol.messages import ANSWERED
 from raydebug.protocol.names import name_ranks
 from raydebug.protocol.questions import TRAINING, Nothing
 from raydebug.stacks.graph import OF_BUFFER
-from raydebug.stacks.waits import for_seconds, who
+from raydebug.stacks.wait_kinds import for_seconds, who
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
@@ -37,8 +37,8 @@ def fetch_words(cluster: Cluster, job: str | None, processes: Sequence[ListedSta
         answers = ask_processes(cluster, TRAINING, body, job=job, timeout_s=TIMEOUT_S)
     except RaydebugError:
         return {}
-    found = {one["instance"]: one["answer"] for one in answers if one["answer"]}
-    join(found, processes, all_said=all(one["state"] == ANSWERED for one in answers))
+    found = {answer["instance"]: answer["answer"] for answer in answers if answer["answer"]}
+    join(found, processes, all_said=all(answer["state"] == ANSWERED for answer in answers))
     return found
 
 
@@ -52,9 +52,11 @@ def join(found: Mapping[str, TrainingWords], processes: Sequence[ListedStacks], 
     """
     _note_lost_samples(found, all_said=all_said)
     syncing = {instance: words["sync"] for instance, words in found.items() if "sync" in words}
-    trainers = [one for one in processes if syncing.get(one["instance"], {}).get("side") in ("trainer", "both")]
-    roles = {one["role"] for one in trainers if one["rank"] is not None}
-    outside = {one["rank"] for one in processes if one["role"] in roles and one not in trainers}
+    trainers = [
+        process for process in processes if syncing.get(process["instance"], {}).get("side") in ("trainer", "both")
+    ]
+    roles = {process["role"] for process in trainers if process["rank"] is not None}
+    outside = {process["rank"] for process in processes if process["role"] in roles and process not in trainers}
     sides = {sync.get("side") for sync in syncing.values()}
     missing = f"trainer's {name_ranks([rank for rank in outside if rank is not None])}" if outside else None
     if missing is None and len(sides) == 1 and "both" not in sides:  # of one process: no other one has to join
@@ -65,26 +67,26 @@ def join(found: Mapping[str, TrainingWords], processes: Sequence[ListedStacks], 
 
 
 def _note_lost_samples(found: Mapping[str, TrainingWords], *, all_said: bool) -> None:
-    listed = [one for words in found.values() for one in words.get("samples", [])]
-    at_work = {one["uid"] for one in listed if one.get("state") not in OF_BUFFER}
+    listed = [sample for words in found.values() for sample in words.get("samples", [])]
+    at_work = {sample["uid"] for sample in listed if sample.get("state") not in OF_BUFFER}
     if not all_said or sum(words.get("samples_total", 0) for words in found.values()) > len(listed):
         return
-    for one in listed:
-        if one.get("state") == "running" and one["uid"] not in at_work:
-            one["state"] = LOST
+    for sample in listed:
+        if sample.get("state") == "running" and sample["uid"] not in at_work:
+            sample["state"] = LOST
 
 
 def describe(found: Mapping[str, TrainingWords], processes: Sequence[ListedStacks]) -> str | None:
     """Return in one line what the training has not finished; None if nothing is known of it."""
-    names = {one["instance"]: who(one) for one in processes}
+    names = {process["instance"]: who(process) for process in processes}
     said = []
-    if phases := [one for one in found.values() if "phase" in one]:
+    if phases := [words for words in found.values() if "phase" in words]:
         trainer = max(phases, key=lambda one: one.get("phase_age_s", 0.0))
         step = f"step {trainer['step']}, " if "step" in trainer else ""
         said.append(f"{step}phase {trainer['phase']}{for_seconds(trainer.get('phase_age_s'))}")
-    listed = [one for words in found.values() for one in words.get("samples", [])]
-    for state in dict.fromkeys(one.get("state", "?") for one in listed):
-        samples = [one for one in listed if one.get("state") == state]
+    listed = [sample for words in found.values() for sample in words.get("samples", [])]
+    for state in dict.fromkeys(sample.get("state", "?") for sample in listed):
+        samples = [sample for sample in listed if sample.get("state") == state]
         if state in OF_BUFFER and len(samples) < len(listed):
             continue  # the agent workers say more of them
         oldest = max(samples, key=lambda one: one.get("age_s", 0.0))
@@ -96,7 +98,7 @@ def describe(found: Mapping[str, TrainingWords], processes: Sequence[ListedStack
         if requests := words.get("requests"):
             first = f"{requests[0].get('id', '?')}{for_seconds(requests[0].get('age_s'))}"
             said.append(f"{len(requests)} requests at {names.get(instance, 'another process')} have no answer: {first}")
-    if syncs := [one["sync"] for one in found.values() if "sync" in one]:
+    if syncs := [words["sync"] for words in found.values() if "sync" in words]:
         missing = f", the {syncs[0]['missing']} has not joined" if "missing" in syncs[0] else ""
         said.append(f"a weight sync has not ended{missing}{for_seconds(max(one.get('age_s', 0.0) for one in syncs))}")
     return "; ".join(said) or None

@@ -6,35 +6,38 @@ it. The rule on collectives (collectives.py) comes first: a rank that is missing
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
 
 from raydebug.cluster.dashboard import UNPLACED
 from raydebug.protocol import messages
 from raydebug.protocol.listings import ListedStacks
-from raydebug.protocol.records import ThreadStack
 from raydebug.protocol.training import TrainingWords
 from raydebug.render import command
-from raydebug.stacks.collectives import all_inside, has_advanced, judge_collectives
-from raydebug.stacks.ends import End, Said, call_of, describe, phase_of, rank_of
+from raydebug.stacks.causes import Cause, call_of, describe, end_of, phase_of
+from raydebug.stacks.collectives import all_inside, judge_collectives
 from raydebug.stacks.graph import RUNNING, Edge, Graph, Node, Path, Task
-from raydebug.stacks.groups import active_thread, is_idle, place
-from raydebug.stacks.waits import (
+from raydebug.stacks.groups import active_thread, group, is_idle, place
+from raydebug.stacks.movement import differs, moved
+from raydebug.stacks.wait_kinds import (
     CERTAIN,
     COLLECTIVE,
+    KINDS,
     LIKELY,
     LOGS,
+    End,
+    Job,
     Link,
     Verdict,
-    VerdictKind,
     attach,
     count,
     make_verdict,
-    matches,
     who,
 )
 
-COMPUTES_S = 0.5  # CPU time between two samples
 APART_S = 1.0  # two samples are further apart: a call of the first one is older by more in the second
+SHOWN_WAITERS = 4
 Words = Mapping[str, TrainingWords]
 
 
@@ -44,15 +47,44 @@ class JobVerdict(Verdict):
     job: str | None
 
 
+def as_document(
+    samples: Sequence[Sequence[ListedStacks]],
+    tasks: Sequence[Task],
+    words: Words | None = None,
+    slow: Mapping[str | None, Verdict] | None = None,
+) -> dict[str, Any]:
+    """Return what `raydebug stacks --json` prints, and --from reads; `verdict` is that of the first job of `verdicts`.
+
+    Args:
+        samples: the processes at one or more moments, oldest first.
+        tasks: Ray's unfinished ones.
+        words: what processes say of the training, by instance.
+        slow: verdicts on slow ranks, by job; they count for a job that is not stopped.
+    """
+    verdicts = judge_jobs(samples, tasks, words)
+    for number, verdict in enumerate(verdicts):
+        if slow and verdict["job"] in slow and KINDS[verdict["kind"]].job not in (Job.STOPPED, Job.PAUSED):
+            verdicts[number] = {**slow[verdict["job"]], "job": verdict["job"]}
+    return {
+        "version": 1,
+        "processes": samples[-1],
+        "tasks": tasks,
+        "training": words or {},
+        "groups": group(samples[-1]),
+        "verdict": verdicts[0] if verdicts else judge(samples, tasks, words),
+        "verdicts": verdicts,
+    }
+
+
 def judge_jobs(
     samples: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task] = (), words: Words | None = None
 ) -> list[JobVerdict]:
     """Return a verdict for each job, those that hang first."""
-    found: list[JobVerdict] = []
-    for job in sorted({one["job"] for one in samples[-1]}, key=str):
-        of_job = [[one for one in sample if one["job"] == job] for sample in samples]
-        found.append({**judge(of_job, tasks, words), "job": job})
-    return sorted(found, key=lambda one: one["kind"] in ("none", "moving", "starting", "paused"))
+    verdicts: list[JobVerdict] = []
+    for job in sorted({process["job"] for process in samples[-1]}, key=str):
+        of_job = [[process for process in sample if process["job"] == job] for sample in samples]
+        verdicts.append({**judge(of_job, tasks, words), "job": job})
+    return sorted(verdicts, key=lambda verdict: KINDS[verdict["kind"]].job >= Job.GOES_ON)
 
 
 def judge(samples: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task] = (), words: Words | None = None) -> Verdict:
@@ -66,91 +98,97 @@ def judge(samples: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task] = (),
     processes = samples[-1]
     if not processes:
         return make_verdict("none", CERTAIN, "no process of a job runs", None)
-    if paused := [one for one in processes if one.get("pauses")]:
-        ids = [pause for one in paused for pause in one.get("pauses", [])]
+    if paused := [process for process in processes if process.get("pauses")]:
         text = f"{count(paused)} paused by raydebug; the others may wait for it"
-        return make_verdict("paused", CERTAIN, text, command("raydebug", "attach", ids[0]), paused)
+        return make_verdict("paused", CERTAIN, text, command("raydebug", "attach", paused[0]["pauses"][0]), paused)
     look = _Look(samples, tasks, words)
-    rules = (look.collective, look.deadlock, look.end_of_chain)
-    return next((found for rule in rules if (found := rule()) is not None), look.nothing())
+    return look.collective() or look.deadlock() or look.end_of_chain() or look.nothing()
 
 
 class _Look:
-    """The last sample of a job, with the earlier ones to compare it with."""
+    """The last sample of a job as a table of waits, with the earlier samples to compare it with."""
 
     def __init__(self, samples: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task], words: Words | None) -> None:
         self._samples, self._processes = samples, samples[-1]
         self.graph = Graph(self._processes, tasks, words)
-        self._before = [Graph(one, tasks, words) for one in samples[:-1]]
-        self._earlier = [one for sample in samples[:-1] for one in sample]
+        self._before = [Graph(sample, tasks, words) for sample in samples[:-1]]
+        self._earlier = [process for sample in samples[:-1] for process in sample]
         self._looks_at: dict[str, list[ListedStacks]] = {}
-        for one in self._earlier:
-            self._looks_at.setdefault(one["instance"], []).append(one)
-        self._moved = _moved(samples)
-        self._has_moved = {one["instance"] for one in self._moved}
-        self._working = [one for one in self._processes if one["threads"] and not is_idle(one)]
-        unread = [one for one in self._processes if one["state"] != messages.ANSWERED and not one["threads"]]
-        self._nodes = [self.graph.node(one) for one in (*self._working, *unread)]
+        for process in self._earlier:
+            self._looks_at.setdefault(process["instance"], []).append(process)
+        self._moved = moved(samples)
+        self._has_moved = {process["instance"] for process in self._moved}
+        self._working = [process for process in self._processes if process["threads"] and not is_idle(process)]
+        unread = [
+            process for process in self._processes if process["state"] != messages.ANSWERED and not process["threads"]
+        ]
+        self._nodes = [self.graph.node(process) for process in (*self._working, *unread)]
         self._waits = [node.wait for node in self._nodes if node.process["threads"]]
-        self._drivers = [one for one in self._nodes if one.process.get("is_driver") or one.process["role"] == "driver"]
+        self._drivers = [
+            node for node in self._nodes if node.process.get("is_driver") or node.process["role"] == "driver"
+        ]
         self._walks = {node.key: self.graph.walk(node) for node in self._nodes}
         self._paths = [path for node in self._drivers for path in self._walks[node.key][0]]
-        if all(self._rank(path)[0] >= End.OPEN for path in self._paths):  # what the driver waits for is not known
+        if all(self._end(path) >= End.OPEN for path in self._paths):  # what the driver waits for is not known
             self._paths = [path for node in self._nodes for path in self._walks[node.key][0]]
 
-    def _rank(self, path: Path) -> tuple[End, int]:
-        """Return how well the end of a path explains that the job stands, the best explanation first."""
-        if path.end is None:
-            return End.UNPLACED, 0
-        return rank_of(path.end, self.graph, moved=self._moves(path.end)), -len(path.edges)
+    def _end(self, path: Path) -> End:
+        """Return how well the end of a path explains that the job stands."""
+        return End.UNPLACED if path.end is None else end_of(path.end, self.graph, moved=self._moves(path.end))
+
+    def _best_of(self, paths: Iterable[Path]) -> Path | None:
+        """Return the path whose end explains best that the job stands, the longest of equal ones."""
+        return min(paths, key=lambda path: (self._end(path), -len(path.edges) if path.end else 0), default=None)
 
     # Rules: each returns a verdict, or None
 
     def collective(self) -> Verdict | None:
         """Judge the rank that keeps others waiting in a collective, and what that rank waits for itself."""
-        found = judge_collectives(self._waits, self._processes, self._moved, self._earlier)
-        if found is None or found["kind"] in ("moving", "collective-mismatch", "crashed-peer", "starting"):
-            return found
-        late = next(one for one in self._processes if one["pid"] == found["pids"][0] and one["rank"] in
-                    (None, *found["ranks"]))  # fmt: skip
+        verdict = judge_collectives(self._waits, self._processes, self._moved, self._earlier)
+        if verdict is None or verdict["kind"] != "missing-rank":
+            return verdict
+        pid, ranks = verdict["pids"][0], (None, *verdict["ranks"])
+        late = next(process for process in self._processes if process["pid"] == pid and process["rank"] in ranks)
         inside = [node for node in self._nodes if node.wait.kind == COLLECTIVE]
-        if late not in self._working and late["threads"] and not self._is_reached(inside) and self._best() is not None:
-            return None  # the ranks have no task; the driver waits for something else
-        if found["certainty"] == CERTAIN and not self._was_judged_before(found):
-            found["certainty"] = LIKELY
-        join = [Edge(inside[0], self.graph.node(late), COLLECTIVE, inside[0].wait.what)] if inside else []
-        ends = self.graph.walk(self.graph.node(late))[0] if late in self._working else []
-        best = min((one for one in ends if one.edges), key=self._rank, default=None)
-        if best is None or best.end is None or self._rank(best)[0] >= End.OPEN:
-            return self._with_chain(found, join, self.graph.node(late))
-        text, edges = describe(best.end, self.graph, moved=False).text, [*join, *best.edges]
-        pids = [best.end.process["pid"] or 0, *found["pids"]]
-        found = {**found, "text": f"{text}; {found['text']}", "next": attach(best.end.process), "pids": pids}
-        return self._with_chain(found, edges, best.end)
+        if late not in self._working and late["threads"] and not self._is_reached(inside):
+            best = self._best_of(self._paths)
+            if best is not None and self._end(best) < End.OPEN:
+                return None  # the ranks have no task; the driver waits for something else
+        if verdict["certainty"] == CERTAIN and not self._was_judged_before(verdict):
+            verdict["certainty"] = LIKELY
+        edges = [Edge(inside[0], self.graph.node(late), COLLECTIVE, inside[0].wait.what)] if inside else []
+        paths = self.graph.walk(self.graph.node(late))[0] if late in self._working else []
+        best = self._best_of(path for path in paths if path.edges)
+        if best is None or best.end is None or self._end(best) >= End.OPEN:
+            return self._with_chain(verdict, edges, self.graph.node(late))
+        cause, process = describe(best.end, self.graph, moved=False), best.end.process
+        verdict["text"], verdict["next"] = f"{cause.text}; {verdict['text']}", attach(process)
+        verdict["pids"] = [process["pid"] or 0, *verdict["pids"]]
+        return self._with_chain(verdict, [*edges, *best.edges], best.end)
 
     def _is_reached(self, nodes: Sequence[Node]) -> bool:
         reached = {edge.target.key for path in self._paths for edge in path.edges if edge.target is not None}
-        roots = {path.root.key for path in self._paths}
-        return any(node.key in reached | roots for node in nodes)
+        reached |= {path.root.key for path in self._paths}
+        return any(node.key in reached for node in nodes)
 
     def _was_judged_before(self, verdict: Verdict) -> bool:
         if not self._before:
             return False
-        waits = [self._before[-1].node(one).wait for one in self._samples[-2] if one["threads"] and not is_idle(one)]
+        working = [process for process in self._samples[-2] if process["threads"] and not is_idle(process)]
+        waits = [self._before[-1].node(process).wait for process in working]
         before = judge_collectives(waits, self._samples[-2], [])
         return before is not None and (before["kind"], before["pids"]) == (verdict["kind"], verdict["pids"])
 
     def deadlock(self) -> Verdict | None:
         """Judge threads or actors that wait for each other."""
-        cycle = next((cycle for _, cycle in self._walks.values() if self._lasts(cycle)), None)
+        cycles = [cycle for _, cycle in self._walks.values()]
+        cycle = next(filter(self._lasts, chain(cycles, self._cycles_of_locks())), None)
         if cycle is None:
-            cycle = next((found for one in self._working if (found := self._locked(one))), None)
-        if not cycle:
             return None
         nodes = [edge.source for edge in cycle]
-        processes = list({id(one.process): one.process for one in nodes}.values())
+        processes = list({id(node.process): node.process for node in nodes}.values())
         if len(processes) == 1:
-            parts = [f"{one.thread['name']} at {place(one.wait.at)}" for one in nodes]
+            parts = [f"{node.thread['name']} at {place(node.wait.at)}" for node in nodes]
             text = f"threads of {who(processes[0])} wait for each other's locks: {'; '.join(parts)}"
         else:
             parts = [f"{edge.source.wait.who} waits for {edge.words} at {place(edge.source.wait.at)}" for edge in cycle]
@@ -158,54 +196,48 @@ class _Look:
         verdict = make_verdict("deadlock", self._certainty(cycle), text, attach(processes[0]), processes)
         return self._with_chain(verdict, cycle, None)
 
-    def _locked(self, process: ListedStacks) -> list[Edge]:
-        """Return the cycle of threads that wait for each other's locks, the active one or not."""
-        for thread in process["threads"]:
-            if "wants" in thread and self._lasts(cycle := self.graph.walk(self.graph.node(process, thread))[1]):
-                return cycle
-        return []
+    def _cycles_of_locks(self) -> Iterator[list[Edge]]:
+        """Yield the cycles of threads that wait for each other's locks, the active one or not."""
+        for process in self._working:
+            for thread in process["threads"]:
+                if "wants" in thread:
+                    yield self.graph.walk(self.graph.node(process, thread))[1]
 
     def _lasts(self, cycle: Sequence[Edge]) -> bool:
         """Return whether there is a cycle, which was there in an earlier look, too: actors may answer in turns."""
         return bool(cycle) and (not self._before or all(self._looks_of(edge) > 1 for edge in cycle))
 
-    def _best(self) -> Path | None:
-        best = min(self._paths, key=self._rank, default=None)
-        return best if best is not None and self._rank(best)[0] < End.OPEN else None
-
     def end_of_chain(self) -> Verdict | None:
         """Judge the end of the chain: the process that waits for nothing of ours."""
-        if not self._paths:
+        best = self._best_of(self._paths)
+        if best is None:
             return None
-        best = min(self._paths, key=self._rank)
-        rank = self._rank(best)[0]
-        if rank > End.POLLS and (found := all_inside(self._waits)) is not None:
-            return found
+        end = self._end(best)
+        if end > End.POLLS and (waiting := all_inside(self._waits)) is not None:
+            return waiting
         if best.end is None:
             return self._no_process(best)
-        same = [one.end for one in self._paths if one.end is not None and self._rank(one)[0] == rank]
-        others = [one.process for one in same if one.process is not best.end.process]
-        said = describe(best.end, self.graph, moved=self._moves(best.end), others=others)
-        kind, text = said.kind, said.text
-        if best.edges and best.edges[-1].kind == "mailbox" and kind not in ("gil", "stopped", "disk", "gone"):
+        same = [path.end.process for path in self._paths if path.end is not None and self._end(path) == end]
+        others = [process for process in same if process is not best.end.process]
+        cause = describe(best.end, self.graph, moved=self._moves(best.end), others=others)
+        kind, text = cause.kind, cause.text + _waiters(best.edges)
+        if best.edges and best.edges[-1].kind == "mailbox" and not KINDS[kind].at_once:
             edge, wait = best.edges[-1], best.end.wait
             busy = f"that is at {place(wait.at)}" + (f", waiting for {wait.what}" if wait.what else "")
             kind = "mailbox"
             text = f"{edge.source.wait.who} waits for {edge.words}, which waits in the mailbox of {wait.who}; {busy}"
-        else:
-            text += _waiters(best.edges)
-        certainty = self._how_certain(best, said, rank)
+        certainty = self._how_certain(best, cause, end)
         if phase := phase_of(best, self.graph):
             text = f"the job is starting ({phase}): {text}"
-            kind = "starting" if rank in (End.STANDS, End.MOVES) or kind == "sleep" else kind
-        processes = list({id(one): one for one in (best.end.process, *others)}.values())
-        return self._with_chain(make_verdict(kind, certainty, text, said.next, processes), best.edges, best.end)
+            kind = "starting" if end in (End.STANDS, End.MOVES) or kind == "sleep" else kind
+        processes = list({id(process): process for process in (best.end.process, *others)}.values())
+        return self._with_chain(make_verdict(kind, certainty, text, cause.next, processes), best.edges, best.end)
 
     def _no_process(self, path: Path) -> Verdict:
         """Judge a task that no process of the job runs."""
         edge, task = path.edges[-1], path.edges[-1].task
         assert task is not None
-        kind: VerdictKind = "gone" if task["state"].startswith(RUNNING) else "ray-get"
+        kind = "gone" if task["state"].startswith(RUNNING) else "ray-get"
         why = f"{task['name']}, which Ray has not begun (state {task['state']})"
         if kind == "gone":
             why = f"{task['name']}, but its process (pid {task['pid'] or 'unknown'}) is gone, or has no raydebug"
@@ -224,22 +256,23 @@ class _Look:
         if self._working:
             text = f"{count(self._working)} at work, and ask one another in turns"
             return make_verdict("moving", LIKELY, text, None, self._working)
-        answered = [one for one in self._processes if one["threads"]]
+        answered = [process for process in self._processes if process["threads"]]
         return make_verdict("none", CERTAIN, f"all {len(answered)} processes are idle", None)
 
     # Certainty
 
-    def _how_certain(self, path: Path, said: Said, rank: End) -> str:
-        if rank == End.MOVES and said.is_sure:
-            return CERTAIN if all(one.end is not None and self._moves(one.end) for one in self._paths) else LIKELY
-        is_mailbox = bool(path.edges) and path.edges[-1].kind == "mailbox"
-        stands = said.at_once or (path.end is not None and self._stood(path.end))
-        if not (said.is_sure or is_mailbox) or not stands:
+    def _how_certain(self, path: Path, cause: Cause, end: End) -> str:
+        """Return `certain` if the cause was seen to stop the job: in this look, or to stand there in two."""
+        if end == End.MOVES and cause.kind == "moving":
+            return CERTAIN if all(path.end is not None and self._moves(path.end) for path in self._paths) else LIKELY
+        kind, is_mailbox = KINDS[cause.kind], bool(path.edges) and path.edges[-1].kind == "mailbox"
+        stands = kind.at_once or (path.end is not None and self._stood(path.end))
+        if not ((kind.is_sure and cause.is_seen) or is_mailbox) or not stands:
             return LIKELY
         if path.edges:
             return self._certainty(path.edges)
         # That others wait for it was not seen.
-        return CERTAIN if said.at_once or path.root in self._drivers or len(self._nodes) == 1 else LIKELY
+        return CERTAIN if kind.at_once or path.root in self._drivers or len(self._nodes) == 1 else LIKELY
 
     def _moves(self, node: Node) -> bool:
         """Return whether a thread was elsewhere in an earlier look, was not there, is in another call, or computes."""
@@ -248,7 +281,7 @@ class _Look:
             return True
         call = call_of(node)
         for look in self._alike(process):
-            if not any(one["name"] == name and not _differs(one, node.thread) for one in look["threads"]):
+            if not any(thread["name"] == name and not differs(thread, node.thread) for thread in look["threads"]):
                 return True
             before = call_of(Node(look, node.thread))
             if call and before and call.get("age_s", 0.0) < before.get("age_s", 0.0) + APART_S:
@@ -258,7 +291,7 @@ class _Look:
     def _alike(self, process: ListedStacks) -> list[ListedStacks]:
         """Return the earlier looks at a process that can be compared with the last one."""
         looks = self._looks_at.get(process["instance"], [])
-        return [one for one in looks if one["state"] == process["state"] and one["threads"]]
+        return [look for look in looks if look["state"] == process["state"] and look["threads"]]
 
     def _stood(self, node: Node) -> bool:
         """Return whether a thread was in the same place in an earlier look."""
@@ -272,28 +305,27 @@ class _Look:
         """Return in how many looks an edge was observed; 0 if it is only possible."""
         if not edge.is_seen:
             return 0
-        if edge.polled and not self._was_asked_for(edge):
+        before = self._looks_at.get(edge.source.process["instance"], [])
+        was_asked_for = any(edge.polled in thread.get("objects", []) for look in before for thread in look["threads"])
+        if edge.polled and not was_asked_for:  # by the loop that sleeps now
             return 1
         looks = self._looks_of(edge)
         return min(looks, edge.task.get("looks", 1)) if edge.task is not None else looks
 
     def _looks_of(self, edge: Edge) -> int:
         """Return in how many looks the processes were in this wait, whatever Ray said of its task."""
-        return 1 + sum(any(other.key == edge.key and other.is_seen for other in _edges_of(graph, edge.source.process))
-                       for graph in self._before)  # fmt: skip
-
-    def _was_asked_for(self, edge: Edge) -> bool:
-        """Return whether a loop that sleeps now has asked for the object in an earlier look."""
-        before = self._looks_at.get(edge.source.process["instance"], [])
-        return any(edge.polled in thread.get("objects", []) for one in before for thread in one["threads"])
+        instance = edge.source.process["instance"]
+        return 1 + sum(
+            any(other.key == edge.key and other.is_seen for other in _edges_of(graph, instance))
+            for graph in self._before
+        )
 
     def _with_chain(self, verdict: Verdict, edges: Sequence[Edge], end: Node | None) -> Verdict:
-        chain = [_link(edge.source, edge.kind, edge.words, self._looks(edge)) for edge in edges]
+        verdict["chain"] = [_link(edge.source, edge.kind, edge.words, self._looks(edge)) for edge in edges]
         if end is not None:
-            chain.append(_link(end, verdict["kind"], end.wait.what, 1))
+            verdict["chain"].append(_link(end, verdict["kind"], end.wait.what, 1))
             call = call_of(end)
             verdict["call_age_s"] = call.get("age_s") if call else None
-        verdict["chain"] = chain
         return verdict
 
 
@@ -303,46 +335,20 @@ def _link(node: Node, kind: str, waits_for: str, looks: int) -> Link:
             "kind": kind, "waits_for": waits_for, "looks": looks}  # fmt: skip
 
 
-def _edges_of(graph: Graph, process: ListedStacks) -> Iterable[Edge]:
-    """Return the edges of the threads that a process had in an earlier look."""
-    return (
-        edge
-        for one in graph.processes
-        if one["instance"] == process["instance"]
-        for thread in one["threads"]
-        for edge in graph.edges(graph.node(one, thread))
-    )
+def _edges_of(graph: Graph, instance: str) -> Iterator[Edge]:
+    """Yield the edges of the threads that a process had in an earlier look."""
+    for process in graph.processes:
+        if process["instance"] == instance:
+            for thread in process["threads"]:
+                yield from graph.edges(graph.node(process, thread))
 
 
 def _waiters(edges: Sequence[Edge]) -> str:
     """Return who waits for the end of a chain, from there to the root: `; driver waits for Critic.fit`."""
-    said = [
+    waiters = [
         f"; {edge.source.wait.who} waits for {edge.words}"
         for edge in reversed(edges)
         if edge.target is None or edge.source.process is not edge.target.process
     ]
-    return "".join(said[:4]) + (f"; and so on, {len(said) - 4} more" if len(said) > 4 else "")
-
-
-def _moved(samples: Sequence[Sequence[ListedStacks]]) -> list[ListedStacks]:
-    """Return the processes that were at another line in an earlier sample, or that compute."""
-    last = {one["instance"]: one for one in samples[-1]}
-    before = [one for sample in samples[:-1] for one in sample if one["instance"] in last]
-    changed = {
-        one["instance"]
-        for one in before
-        if one["state"] == last[one["instance"]]["state"]  # py-spy describes the same place in other words
-        and (
-            _differs(active_thread(one), active_thread(last[one["instance"]]))
-            or has_advanced(one, last[one["instance"]])
-        )
-    }
-    return [one for one in samples[-1] if one["instance"] in changed]
-
-
-def _differs(before: ThreadStack, after: ThreadStack) -> bool:
-    """Return whether a thread is at another line, or computes without being in a known wait."""
-    if before.get("frames") != after.get("frames"):
-        return True
-    computes_s = after.get("cpu_s", 0.0) - before.get("cpu_s", 0.0)
-    return computes_s > COMPUTES_S and next(matches(after), None) is None
+    more = len(waiters) - SHOWN_WAITERS
+    return "".join(waiters[:SHOWN_WAITERS]) + (f"; and so on, {more} more" if more > 0 else "")

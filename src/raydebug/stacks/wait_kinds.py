@@ -1,6 +1,6 @@
-"""What a process waits for, from the innermost frames of its stack; and the words of a verdict.
+"""What a thread waits for, from the innermost frames of its stack; and what follows for a job from each kind of wait.
 
-The known waits are data: PATTERNS has rows of (file, function, kind, words).
+Both are tables: KINDS has what is known of a wait, PATTERNS by which file and function it is recognised.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, TypedDict
+from enum import IntEnum
+from typing import Final, NamedTuple, TypedDict
 
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.names import name_process
@@ -20,20 +21,94 @@ CERTAIN, LIKELY = "certain", "likely"
 LOGS = "raydebug diagnose"
 SEARCHED_FRAMES = 10  # innermost ones of a stack
 COLLECTIVE: Final = "collective"
-# docs/09-hangs.md explains each; a test compares.
-VerdictKind: TypeAlias = Literal[
-    "collective-mismatch", "missing-rank", "crashed-peer", "deadlock", "ray-get", "mailbox", "queue", "data-loader",
-    "engine", "network", "subprocess", "lock", "sleep", "gil", "stopped", "disk", "gone", "paused", "computes",
-    "training", "starting", "moving", "slow-rank", "unknown", "none",
-]  # fmt: skip
-WaitKind: TypeAlias = VerdictKind | Literal["collective"]  # a verdict says what is wrong with it
+
+
+class End(IntEnum):
+    """How well a thread at the end of a chain explains that its job stands; the lowest one is the cause."""
+
+    UNPLACED = 0  # a task that no process has
+    SILENT = 1
+    WAITS = 2  # for something that is not ours
+    STANDS = 3  # at a line, in no known wait
+    MOVES = 4
+    OPEN = 5  # from here on another process may be what it waits for
+    SLEEPS = 6
+    POLLS = 7
+    OBJECT = 8
+    IDLE = 9
+
+
+class Job(IntEnum):
+    """What a job with a verdict does."""
+
+    STOPPED = 0  # it cannot go on
+    HANGS = 1  # it does not go on, as far as it is seen
+    GOES_ON = 2
+    PAUSED = 3
+    IDLE = 4
+
+
+class Kind(NamedTuple):
+    """What is known of a kind of wait, or of another verdict.
+
+    Args:
+        job: what its job does.
+        end: how well a thread in this wait explains that.
+        is_sure: this is what stops the job, if the thread stands there in two looks.
+        at_once: one look is enough: its node has seen it.
+        of_peer: it is for another process, which is then the longest call.
+        has_reason: the training may know what for, such as a sample.
+        may_lock: a cycle of such waits is a deadlock.
+    """
+
+    job: Job = Job.HANGS
+    end: End = End.WAITS
+    is_sure: bool = False
+    at_once: bool = False
+    of_peer: bool = False
+    has_reason: bool = False
+    may_lock: bool = False
+
+
+KINDS = {
+    # Waits of a thread
+    COLLECTIVE: Kind(end=End.OBJECT, of_peer=True),  # no verdict: that says what is wrong with it
+    "ray-get": Kind(end=End.OBJECT, of_peer=True, may_lock=True),
+    "mailbox": Kind(Job.STOPPED, may_lock=True),
+    "queue": Kind(end=End.OPEN, of_peer=True, has_reason=True),
+    "engine": Kind(end=End.OPEN, has_reason=True),
+    "data-loader": Kind(),
+    "network": Kind(is_sure=True),
+    "subprocess": Kind(is_sure=True),
+    "lock": Kind(is_sure=True, has_reason=True, may_lock=True),
+    "sleep": Kind(end=End.SLEEPS, of_peer=True, has_reason=True),
+    "unknown": Kind(end=End.STANDS),
+    # What its node says of a process that does not answer
+    "gil": Kind(is_sure=True, at_once=True),
+    "stopped": Kind(Job.STOPPED, is_sure=True, at_once=True),
+    "disk": Kind(Job.STOPPED, is_sure=True, at_once=True),
+    "gone": Kind(Job.STOPPED, is_sure=True, at_once=True),
+    # Verdicts on a job
+    "collective-mismatch": Kind(Job.STOPPED),
+    "missing-rank": Kind(),
+    "crashed-peer": Kind(Job.STOPPED),
+    "deadlock": Kind(Job.STOPPED),
+    "training": Kind(is_sure=True),
+    "computes": Kind(),
+    "slow-rank": Kind(Job.GOES_ON),
+    "starting": Kind(Job.GOES_ON),
+    "moving": Kind(Job.GOES_ON),
+    "paused": Kind(Job.PAUSED),
+    "none": Kind(Job.IDLE),
+}
+"""docs/09-hangs.md explains each verdict; a test compares."""
 
 _GROUPS = "init_process_group|new_group|split_group"
 COLLECTIVES = rf"^(all_|reduce|broadcast|barrier|gather|scatter|monitored|send|recv|batch_isend|{_GROUPS})"
 _LIBRARY = r"/lib/python3\.\d+/"
 # Most specific first; searched are the frames that the user's innermost one has called. Sources: torch 2.11 and 2.13,
 # ray 2.60.0, vLLM 0.28, CPython 3.10 to 3.13, httpcore 1, aiohttp 3.
-PATTERNS: tuple[tuple[str, str, WaitKind, str], ...] = (
+PATTERNS: tuple[tuple[str, str, str, str], ...] = (
     (r"/torch/distributed/distributed_c10d\.py$", COLLECTIVES, COLLECTIVE, "{function}"),
     (r"/ray/util/collective/collective\.py$", r"^(all|barrier|reduce|broadcast|send|recv|synchronize)", COLLECTIVE,
      "{function}"),
@@ -58,7 +133,7 @@ PATTERNS: tuple[tuple[str, str, WaitKind, str], ...] = (
     (rf"{_LIBRARY}asyncio/tasks\.py$", r"^(sleep)$", "sleep", "asyncio.sleep"),
 )  # fmt: skip
 # Calls of C in the user's own line.
-CALLS: tuple[tuple[re.Pattern[str], WaitKind, str], ...] = (
+CALLS: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (re.compile(r"\b(time\.)?sleep\("), "sleep", "time.sleep"),
     (re.compile(r"\.(acquire)\("), "lock", "a lock or an event (acquire)"),
     (re.compile(r"\.(recv|recv_into|recvfrom|accept|connect|sendall)\("), "network", "a network connection"),
@@ -80,7 +155,7 @@ class Link(TypedDict):
 class Verdict(TypedDict):
     """What the job waits for."""
 
-    kind: VerdictKind
+    kind: str
     certainty: str
     text: str
     next: str | None
@@ -92,14 +167,15 @@ class Verdict(TypedDict):
 
 @dataclass(frozen=True, eq=False)
 class Wait:
-    """What the active thread of a process waits for.
+    """What a thread of a process waits for.
 
     Args:
+        kind: a row of KINDS.
         what: in words.
         at: the user's frame, or the innermost one.
     """
 
-    kind: WaitKind
+    kind: str
     what: str
     process: ListedStacks
     at: StackFrame
@@ -114,15 +190,14 @@ class Wait:
 def wait_of(process: ListedStacks, thread: ThreadStack | None = None) -> Wait:
     """Return what a thread of a process waits for, the active one by default."""
     thread = active_thread(process) if thread is None else thread
-    at = place_of(thread.get("frames", []))
-    other: tuple[WaitKind, str] = ("lock", "a lock") if "wants" in thread else ("unknown", "")
-    return Wait(*next(matches(thread), other), process, at, thread)
+    other = ("lock", "a lock") if "wants" in thread else ("unknown", "")
+    return Wait(*next(matches(thread), other), process, place_of(thread.get("frames", [])), thread)
 
 
-def matches(thread: ThreadStack) -> Iterator[tuple[WaitKind, str]]:
+def matches(thread: ThreadStack) -> Iterator[tuple[str, str]]:
     """Yield kind and words of each known wait that a stack is in, most specific first."""
     frames = thread.get("frames", [])
-    own = next((n for n, one in enumerate(frames) if not is_library(one.get("file", ""))), len(frames))
+    own = next((n for n, frame in enumerate(frames) if not is_library(frame.get("file", ""))), len(frames))
     for path, function, kind, words in PATTERNS:
         for frame in frames[: min(own, SEARCHED_FRAMES)]:
             name = frame.get("function", "").rpartition(".")[2]
@@ -140,9 +215,7 @@ def _detail(kind: str, thread: ThreadStack) -> str:
         return f" of object {', '.join(objects[: 2 if more else 3])}{more}"
     if kind == "network" and thread.get("host"):
         return f" from {thread['host']}"
-    if kind == "subprocess" and thread.get("child"):
-        return f" (pid {thread['child']})"
-    return ""
+    return f" (pid {thread['child']})" if kind == "subprocess" and thread.get("child") else ""
 
 
 def holds_gil(process: ListedStacks, thread: ThreadStack) -> bool:
@@ -176,7 +249,7 @@ def attach(process: ListedStacks) -> str:
 
 
 def make_verdict(
-    kind: VerdictKind, certainty: str, text: str, next_command: str | None, processes: Sequence[ListedStacks] = ()
+    kind: str, certainty: str, text: str, next_command: str | None, processes: Sequence[ListedStacks] = ()
 ) -> Verdict:
     """Return a verdict that names these processes, the one at the end of the chain first."""
     return {
@@ -184,8 +257,8 @@ def make_verdict(
         "certainty": certainty,
         "text": text,
         "next": next_command,
-        "pids": [one["pid"] or 0 for one in processes],
-        "ranks": sorted({one["rank"] for one in processes if one["rank"] is not None}),
+        "pids": [process["pid"] or 0 for process in processes],
+        "ranks": sorted({process["rank"] for process in processes if process["rank"] is not None}),
         "chain": [],
         "call_age_s": None,
     }
