@@ -30,11 +30,11 @@ def add(
     from raydebug.jobs.submit import find_break
 
     cluster = load_cluster(name)
-    one = add_break(cluster, find_break(cluster, where, job), job=job)
+    added = add_break(cluster, find_break(cluster, where, job), job=job)
     if as_json:
-        render.out_json({"version": 1, "break": one})
+        render.out_json({"version": 1, "break": added})
         return
-    render.out(render.visible(f"{one['id']}  {where}  ({describe_break_states(one)})", keep=""))
+    render.out(render.visible(f"{added['id']}  {where}  ({describe_break_states(added)})", keep=""))
 
 
 @app.command("list")

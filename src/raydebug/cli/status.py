@@ -34,7 +34,7 @@ def show_cluster(cluster: Cluster, nodes: Sequence[Mapping[str, Any]] = (), *, u
     render.out(f"token      {cluster.token_file}")
     if cluster.is_local:
         render.out(f"python     {cluster.python}")
-    kinds = Counter(f"Python {one['python']}, raydebug {one['raydebug']}" for one in nodes if "problem" not in one)
+    kinds = Counter(f"Python {node['python']}, raydebug {node['raydebug']}" for node in nodes if "problem" not in node)
     for kind, count in kinds.items():
         render.out(render.visible(f"nodes      {count} with Ray {cluster.ray}, {kind}", keep=""))
     if cluster.owner:
@@ -171,23 +171,26 @@ def _show_processes(cluster: Cluster, *, as_json: bool) -> None:
     from raydebug.cluster.state import name_option
     from raydebug.protocol.names import name_process
 
-    found = fetch_processes(cluster)
+    processes = fetch_processes(cluster)
     if as_json:
-        render.out_json({"version": 1, "processes": found})
+        render.out_json({"version": 1, "processes": processes})
         return
-    if not found:
+    if not processes:
         render.say("no process of a job is there that could be stopped")
         return
     rows = []
-    for one in found:
-        doing = one["doing"] or {}
+    for process in processes:
+        doing = process["doing"] or {}
         at = f"{PurePath(doing['file']).name}:{doing['line']} {doing['function']}" if doing.get("file") else ""
-        state = f"paused: {', '.join(one['pauses'])}" if one["pauses"] else at if one["answers"] else "does not answer"
-        program = "" if one["actor"] else one["title"] or one["argv"] or ""
-        who = name_process(one) if program in ("", name_process(one)) else f"{name_process(one)}: {program}"
-        rows.append([str(one["pid"]), str(one["ip"]), (one["worker_id"] or "")[:12], one["job"] or "", who, state])
+        state = at if process["answers"] else "does not answer"
+        state = f"paused: {', '.join(process['pauses'])}" if process["pauses"] else state
+        program = "" if process["actor"] else process["title"] or process["argv"] or ""
+        name = name_process(process)
+        who = name if program in ("", name) else f"{name}: {program}"
+        worker, job = (process["worker_id"] or "")[:12], process["job"] or ""
+        rows.append([str(process["pid"]), str(process["ip"]), worker, job, who, state])
     render.table(None, ["pid", "ip", "worker", "job", "who", "at"], rows)
-    pid = render.command("raydebug", "attach", "--pid", str(found[0]["pid"]))
+    pid = render.command("raydebug", "attach", "--pid", str(processes[0]["pid"]))
     render.say(f"next: {pid}{name_option(cluster.name)}")
 
 
@@ -257,11 +260,11 @@ def _show_audit(name: str, *, as_json: bool) -> None:
     cluster = find_cluster(name)
     if cluster is not None:
         kind_of(cluster).keep_audit_lines()
-    lines = [one for line in audit_log.read(name) if (one := audit_log.describe(line))]
+    events = [event for line in audit_log.read(name) if (event := audit_log.describe(line))]
     if as_json:
-        render.out_json({"version": 1, "audit": lines})
+        render.out_json({"version": 1, "audit": events})
         return
-    for one in lines:
-        render.out(render.visible(f"{one['at']} {one['text']}"))
-    if not lines:
+    for event in events:
+        render.out(render.visible(f"{event['at']} {event['text']}"))
+    if not events:
         render.say(f"no audit line of a cluster '{name}' is kept")

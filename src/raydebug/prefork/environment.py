@@ -109,15 +109,15 @@ def differences(facts: Imported, environ: Mapping[str, str]) -> dict[str, tuple[
     """
     read, made = facts["read"], facts["set"]
     relevant = {*read, *(n for n in environ if n.startswith(READ_IN_C) and not _is_free(n))}
-    found = {}
+    different = {}
     for name in relevant:
         wanted = environ.get(name)
         if wanted != read.get(name) and not (name in made and made[name] == wanted):
-            found[name] = (read.get(name), wanted)
+            different[name] = (read.get(name), wanted)
     preloaded = environ.get("LD_PRELOAD", "").replace(" ", ":").split(":")
     if any(path and os.path.realpath(path) not in facts["mapped"] for path in preloaded):
-        found["LD_PRELOAD"] = (None, environ["LD_PRELOAD"])
-    return found
+        different["LD_PRELOAD"] = (None, environ["LD_PRELOAD"])
+    return different
 
 
 def for_zygote(environ: Mapping[str, str]) -> dict[str, str]:

@@ -46,17 +46,17 @@ def load_with_marks() -> None:
 
         own = [read(*region) for region in written]
         for name, mark in MARKS.items():
-            found = set()
+            places = set()
             head = struct.pack("<QQ", len(mark), len(mark))
             for start, end in heaps:
                 data = read(start, end)
                 for match in re.finditer(re.escape(mark + b"\0"), data):
                     at = match.start()
                     if data[at - 24 : at - 8] == head and any(struct.pack("<Q", start + at) in o for o in own):
-                        found.add(start + at)
-            if len(found) != 1:
-                raise NotFound(f"{name} is in {len(found)} places of Ray's library")
-            _places[name] = found.pop()
+                        places.add(start + at)
+            if len(places) != 1:
+                raise NotFound(f"{name} is in {len(places)} places of Ray's library")
+            _places[name] = places.pop()
 
 
 def is_found() -> bool:

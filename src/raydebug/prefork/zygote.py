@@ -220,12 +220,12 @@ def is_installed(path: str) -> bool:
 def stamp(path: str) -> Stamp:
     """Return what shows a change: modification time and size of a file, names in a folder without Python's cache."""
     try:
-        found = os.stat(path)
-        if S_ISDIR(found.st_mode):
+        status = os.stat(path)
+        if S_ISDIR(status.st_mode):
             return frozenset(os.listdir(path)) - {"__pycache__"}
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 class Loaded:
@@ -271,8 +271,8 @@ class Loaded:
 
     def changed(self) -> str | None:
         """Return a file that has changed since it was loaded, or None."""
-        for path, known in self._stamps.items():
-            if stamp(path) != known:
+        for path, before in self._stamps.items():
+            if stamp(path) != before:
                 return path
         return None
 

@@ -188,11 +188,11 @@ def require_own(folder: Path) -> None:
     Raises:
         PermissionError: it is one.
     """
-    found = folder.stat()
-    if found.st_uid not in (0, os.geteuid()):
-        raise PermissionError(errno.EACCES, f"its folder belongs to another user (uid {found.st_uid})")
-    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-        mode = stat.S_IMODE(found.st_mode)
+    status = folder.stat()
+    if status.st_uid not in (0, os.geteuid()):
+        raise PermissionError(errno.EACCES, f"its folder belongs to another user (uid {status.st_uid})")
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        mode = stat.S_IMODE(status.st_mode)
         raise PermissionError(errno.EACCES, f"every user may write its folder (mode {mode:04o}, no sticky bit)")
 
 

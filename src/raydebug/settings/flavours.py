@@ -156,24 +156,24 @@ def read_lock(path: Path) -> Lock:
     name, more = "", False
     for number, line in enumerate(body, start=2 + len(HEADER_FIELDS)):
         if more:
-            if not (found := _HASH.fullmatch(line)):
+            if not (entry := _HASH.fullmatch(line)):
                 raise _malformed(path, number, f"expected a --hash of {name}, found {line!r}")
-            hashes[name].append(found["sha256"])
+            hashes[name].append(entry["sha256"])
         else:
-            if not (found := _PIN.fullmatch(line)):
+            if not (entry := _PIN.fullmatch(line)):
                 raise _malformed(path, number, f"expected NAME==VERSION, found {line!r}")
-            name = normalise(found["name"])
+            name = normalise(entry["name"])
             if name in pins:
                 raise _malformed(path, number, f"{name} is pinned twice, first on line {pinned_at[name]}")
-            if not found["more"]:
+            if not entry["more"]:
                 raise _malformed(path, number, f"{name} has no --hash")
-            pins[name], pinned_at[name], hashes[name] = found["version"], number, []
-            if _ELSEWHERE.search(found["marker"] or ""):
+            pins[name], pinned_at[name], hashes[name] = entry["version"], number, []
+            if _ELSEWHERE.search(entry["marker"] or ""):
                 elsewhere.add(name)
-        more = bool(found["more"])
+        more = bool(entry["more"])
     if more or not pins:
         raise _malformed(path, len(lines), "it ends in the middle of a pin" if more else "it pins nothing")
-    sha256s = {name: tuple(found) for name, found in hashes.items()}
+    sha256s = {name: tuple(files) for name, files in hashes.items()}
     return Lock(**fields, pins=pins, hashes=sha256s, elsewhere=frozenset(elsewhere), body_now=digest(body))
 
 
@@ -257,5 +257,5 @@ def has_token_mode(ray_version: str) -> bool:
 
 def numbers(version: str) -> tuple[int, ...]:
     """Return a version's leading numbers, to compare: ("2.41.0rc1" -> (2, 41, 0))."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    leading = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in leading[0].split(".")) if leading else ()

@@ -293,7 +293,7 @@ def retrain_tokenizer(original: Any) -> Any:
         return original
     size = VOCABULARY + len(original.get_added_vocab())
     small = original.train_new_from_iterator(sentences(), vocab_size=size, show_progress=False)
-    known = small.get_vocab()
-    small.add_tokens([token for token in original.get_added_vocab() if token not in known])
+    vocabulary = small.get_vocab()
+    small.add_tokens([token for token in original.get_added_vocab() if token not in vocabulary])
     small.chat_template = original.chat_template
     return small

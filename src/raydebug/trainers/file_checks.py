@@ -58,8 +58,8 @@ class FileChecks:
         values: dict[str, Any] = {}
         unknown = []
         for word, paths in self._paths.items():
-            said = [(path, given.get(path)) for path in paths] + [(p, (installed.values or {}).get(p)) for p in paths]
-            path, value = next(((path, value) for path, value in said if value not in (None, "null")), ("", None))
+            pairs = [(path, source.get(path)) for source in (given, installed.values or {}) for path in paths]
+            path, value = next((pair for pair in pairs if pair[1] not in (None, "null")), ("", None))
             if isinstance(value, str) and split_unread([f"{path}={value}"])[1]:
                 unknown.append(f"{path}={value}")
             elif path:
@@ -76,8 +76,8 @@ def _data_sets(value: Any) -> Iterator[str]:
     """Yield the files and names that a setting has, without the parts that it takes of them."""
     if isinstance(value, str):
         value = value.strip("[]").split(",")
-    for one in value if isinstance(value, list) else []:
-        if name := _PART.sub("", str(one).strip().strip("'\"")):
+    for source in value if isinstance(value, list) else []:
+        if name := _PART.sub("", str(source).strip().strip("'\"")):
             yield name
 
 

@@ -38,5 +38,5 @@ def model_folder(name: str) -> Path | None:
 def hub_cache() -> Path:
     """Return the folder of the Hub's cache."""
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")  # noqa: PTH118
-    said = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
-    return Path(os.path.expandvars(os.path.expanduser(said)))  # noqa: PTH111
+    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
+    return Path(os.path.expandvars(os.path.expanduser(cache)))  # noqa: PTH111

@@ -28,8 +28,8 @@ def read_config(program: Program, argv: Sequence[str], *, folder: Path, search: 
         return Installed(installed_version(package), None, f"{program.module} is not installed here")
     root = file.parent.parent
     try:
-        found = _VERSION.search(_text(root / "__init__.py"))
-        version = found[1] if found else None
+        stated = _VERSION.search(_text(root / "__init__.py"))
+        version = stated[1] if stated else None
     except (OSError, ValueError):
         version = None
     try:

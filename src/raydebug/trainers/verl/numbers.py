@@ -85,7 +85,7 @@ class NumberRule:
 
 def judge(steps: Sequence[StepMetrics], *, small: bool) -> list[Finding]:
     """Return what the last step shows, with the steps before it."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     explained: set[str] = set()
     for rule in RULES:
         sign = None if rule.code in explained else rule.find(steps, small)
@@ -97,9 +97,9 @@ def judge(steps: Sequence[StepMetrics], *, small: bool) -> list[Finding]:
         fix = f"raydebug run --stop-when '{condition}' -- COMMAND; {rule.look}"
         severity = "note" if is_chance else "warning"
         why = f"limit: {rule.limit}. Likely causes, in order: {causes}"
-        found.append(Finding(rule.code, severity, what, why=why, fix=fix))
+        findings.append(Finding(rule.code, severity, what, why=why, fix=fix))
         explained.update(rule.explains)
-    return found
+    return findings
 
 
 def _value(step: StepMetrics, *names: str) -> float:
@@ -125,18 +125,18 @@ def _zero_steps(small: bool) -> int:
 
 def _find_mismatch(steps: Sequence[StepMetrics], _small: bool) -> Sign | None:
     step = steps[-1]
-    said = "the rollout engine and the actor give the same tokens other probabilities: {} is {:.4g} at step {}, {}"
+    text = "the rollout engine and the actor give the same tokens other probabilities: {} is {:.4g} at step {}, {}"
     pearson = _value(step, PEARSON)
     if not math.isnan(pearson):
         if pearson < PEARSON_LEAST and not _value(step, *K3_KL) < KL_LEAST:
             limit = f"expected {PEARSON_LEAST} or more"
-            return said.format(PEARSON, pearson, step["step"], limit), f"{PEARSON} < {PEARSON_LEAST}"
+            return text.format(PEARSON, pearson, step["step"], limit), f"{PEARSON} < {PEARSON_LEAST}"
         return None
     for name, most in DISTANCES.items():
         value = _value(step, name)
         if abs(value) > most:
             condition = f"{name} > {most} or {name} < -{most}" if value < 0 else f"{name} > {most}"
-            return said.format(name, value, step["step"], f"expected at most {most}"), condition
+            return text.format(name, value, step["step"], f"expected at most {most}"), condition
     return None
 
 
@@ -149,7 +149,7 @@ def _find_cut_responses(steps: Sequence[StepMetrics], small: bool) -> Sign | Non
 
 
 def _find_equal_rewards(steps: Sequence[StepMetrics], small: bool) -> Sign | None:
-    name = next((one for one in SCORES if not math.isnan(_value(steps[-1], f"{one}/min"))), SCORES[0])
+    name = next((score for score in SCORES if not math.isnan(_value(steps[-1], f"{score}/min"))), SCORES[0])
     low, high = f"{name}/min", f"{name}/max"
 
     def is_equal(step: StepMetrics) -> bool:
@@ -192,8 +192,8 @@ def _find_exploding_gradient(steps: Sequence[StepMetrics], _small: bool) -> Sign
     value, number = steps[-1]["metrics"].get(GRADIENT, 0.0), steps[-1]["step"]
     if not math.isfinite(value):
         return f"{GRADIENT} is {value} at step {number}", f"nan({GRADIENT}) or inf({GRADIENT})"
-    known = [_value(step, GRADIENT) for step in steps[-1 - GRADIENT_BEFORE : -1]]
-    before = [one for one in known if 0 < one < math.inf]
+    norms = (_value(step, GRADIENT) for step in steps[-1 - GRADIENT_BEFORE : -1])
+    before = [norm for norm in norms if 0 < norm < math.inf]
     if len(before) < GRADIENT_BEFORE_LEAST:
         return None
     median = statistics.median(before)
@@ -211,7 +211,7 @@ def _find_collapsed_entropy(steps: Sequence[StepMetrics], _small: bool) -> Sign 
     named = _in_a_row(steps, STEPS, lambda step: _value(step, *ENTROPIES) < limit)
     if named is None:
         return None
-    name = next(one for one in ENTROPIES if one in steps[-1]["metrics"])
+    name = next(entropy for entropy in ENTROPIES if entropy in steps[-1]["metrics"])
     what = f"the policy is almost deterministic: {name} is below {limit:.3g} in {named}, from {max(first):.3g} at first"
     return what, f"{name} < {limit:.4g} for {STEPS} steps"
 

@@ -39,19 +39,19 @@ def takes_large_images(model: str) -> bool:
         return False
     # transformers 5 writes the first file, older ones the second.
     newer, older = config_of(model, "processor_config.json"), config_of(model, "preprocessor_config.json")
-    said = next((one for one in (newer.get("image_processor"), older) if isinstance(one, dict) and one), {})
-    size = said.get("size")
-    limit = said.get("max_pixels") or (size.get("longest_edge") if isinstance(size, dict) else None)
+    options = next((it for it in (newer.get("image_processor"), older) if isinstance(it, dict) and it), {})
+    size = options.get("size")
+    limit = options.get("max_pixels") or (size.get("longest_edge") if isinstance(size, dict) else None)
     return not isinstance(limit, int) or limit > LARGE_PIXELS
 
 
 def config_of(model: str, file: str = "config.json") -> dict[str, Any]:
     """Return a JSON file of a model's folder; empty if it cannot be read."""
     try:
-        said = json.loads(((model_folder(model) or Path(model)) / file).read_text(encoding="utf-8"))
+        document = json.loads(((model_folder(model) or Path(model)) / file).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def loses_normalization(load_format: str, architecture: str) -> bool:
