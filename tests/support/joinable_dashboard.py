@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import secrets
 import shlex
 import threading
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from raydebug.cluster.on_nodes import MARK, agreed_token, public_of
+from raydebug.cluster.on_nodes import MARK
 
 HEAD = {"node_id": "n1", "node_ip": "127.0.0.1", "state": "ALIVE", "is_head_node": True, "resources_total": {}}
 NODE = {
@@ -34,6 +33,8 @@ class JoinableDashboard:
         self.nodes: list[dict[str, Any]] = [HEAD]
         self.python = "/opt/python"
         self.jobs: dict[str, dict[str, Any]] = {}
+        self.packages: dict[str, bytes] = {}  # that were uploaded, by name
+        self.sent_token = ""  # in the last of them that a request named
         self.asked: list[dict[str, Any]] = []  # the requests of raydebug's jobs, in turn
         self.seen: list[str] = []  # method and path of each request
         self.headers: list[str] = []  # of those with a token: the token
@@ -53,12 +54,10 @@ class JoinableDashboard:
     def usual(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return what the nodes of a healthy cluster answer."""
         if request["do"] == "join":
-            private = secrets.randbits(512)
-            new = request["public"] and not request["again"]
-            if new:
-                self.agreed = agreed_token(private, request["public"])
+            if request["token"]:
+                self.sent_token = self.packages.pop(request["token"]).decode()
             return {
-                "nodes": [NODE], "public": public_of(private) if new else "", "head": "127.0.0.1",
+                "nodes": [NODE], "head": "127.0.0.1",
                 "gcs": "127.0.0.1:6379", "logs": "/tmp/ray/logs", "ports": self.ports if request["gateway"] else [],
             }  # fmt: skip
         if request["do"] == "run":
@@ -91,7 +90,7 @@ class JoinableDashboard:
                 self.end_headers()
                 self.wfile.write(text)
 
-            do_GET = do_POST = do_DELETE = _serve  # noqa: N815 - http.server calls them by these names
+            do_GET = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815 - http.server calls them by these names
 
         return Handler
 
@@ -114,6 +113,9 @@ class JoinableDashboard:
             return 200, {"data": {"detail": {"cmdline": [f"--dashboard_agent_command={self.python} -u agent.py"]}}}
         if path == "/api/jobs/":
             return (200, list(self.jobs.values())) if method == "GET" else self._submit(json.loads(body))
+        if path.startswith("/api/packages/gcs/"):
+            self.packages[path.rpartition("/")[2]] = body
+            return 200, {}
         job = self.jobs.get(path.split("/")[3])
         if job is None:
             return 404, {"error": "unknown"}

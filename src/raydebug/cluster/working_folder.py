@@ -60,7 +60,7 @@ def folder_on_nodes(cluster: Cluster, here: Path, *, as_it_is: bool) -> str:
     if shared:
         return str(here)
     there = next((there for there, of in known["copies"].items() if of == str(here)), None)
-    if there is None or as_it_is or not Dashboard(cluster).has_package(there):
+    if there is None or as_it_is or not Dashboard(cluster).has_package(Path(there).name):
         there = _copy(cluster, here)
         note_copy(cluster, here, there)
     return there
@@ -115,12 +115,12 @@ def _copy(cluster: Cluster, here: Path) -> str:
     name = f"{PACKAGE_PREFIX}{hashlib.sha256(data).hexdigest()[:40]}"
     dashboard = Dashboard(cluster)
     there = f"{_resources(cluster, dashboard)}/working_dir_files/{name}"
-    if not dashboard.has_package(there):
+    if not dashboard.has_package(name):
         copied = f"{len(sizes)} files of it are copied there, {total / MIB:.1f} MiB"
         named = ", ".join(map(str, links[:NAMED_AT_MOST])) + (", ..." if len(links) > NAMED_AT_MOST else "")
         left_out = f"; links that are left out: {len(links)} ({render.visible(named, keep='')})" if links else ""
         render.say(f"the nodes do not share {here}: {copied}{left_out}")
-        dashboard.put_package(there, data)
+        dashboard.put_package(name, data)
     return there
 
 
