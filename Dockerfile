@@ -135,7 +135,7 @@ RUN --mount=type=secret,id=extra_ca \
 
 # NVIDIA GPUs. Triton and FlashInfer compile at run time: in addition to nvcc they need Python's headers and a compiler.
 # verl loads libnuma.so by that name (utils/distributed.py), which only the -dev package has; NCCL loads libibverbs.so.1 and
-# the provider of the card (mlx5) where docker-compose.rdma.yml gives it one.
+# the provider of the card (mlx5) where deploy/compose-rdma.yml gives it one.
 FROM core AS cuda
 # GPU generations that flash-attn is built for, and that kernels are kept for: `raydebug image` names the host's, because all of
 # them take hours. A wheel of flash-attn in the context `wheels` is installed instead; the lock has the hash of its source only.

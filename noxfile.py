@@ -96,10 +96,12 @@ SCRIPTS = (
     "ci/dist-twice",
     "ci/release-notes",
     ".ci/run",
+    "deploy/hosts.sh",
+    "deploy/slurm.sbatch",
 )
-GPU, CPU, HOSTS = "docker-compose.yml", "docker-compose.cpu.yml", "docker-compose.hosts.yml"
-RDMA = "docker-compose.rdma.yml"
-YAML = (GPU, CPU, HOSTS, RDMA, ".devcontainer", "env", "src", ".github", ".yamllint")
+GPU, CPU, HOSTS = "docker-compose.yml", "docker-compose.cpu.yml", "deploy/compose-hosts.yml"
+RDMA = "deploy/compose-rdma.yml"
+YAML = (GPU, CPU, "deploy", ".devcontainer", "env", "src", ".github", ".yamllint")
 DEV, DEV_CPU = ".devcontainer/docker-compose.dev.yml", ".devcontainer/docker-compose.dev-cpu.yml"
 COMPOSE_COMBINATIONS = (
     *((GPU,), (GPU, CPU), (GPU, HOSTS), (GPU, CPU, HOSTS), (GPU, RDMA), (GPU, DEV), (GPU, CPU, DEV, DEV_CPU)),

@@ -31,7 +31,7 @@ sys.excepthook, sys.breakpointhook = sys.__excepthook__, sys.__breakpointhook__
 TEMP_DIR = "/tmp/ray"  # noqa: S108 - a tmpfs of this container
 # On a volume, as /tmp is memory. Other containers share the volume; in the host's network all have one host name.
 SPILL_DIR = Path("/spill", f"{socket.gethostname()}-{Path(sys.argv[0]).name}")
-# In the host's network (docker-compose.rdma.yml) a head and a worker share the ports of one machine.
+# In the host's network (deploy/compose-rdma.yml) a head and a worker share the ports of one machine.
 PORT_SHIFT = int(os.environ.get("NODE_PORT_SHIFT") or 0)
 AGENT_PORT = 52365 + PORT_SHIFT
 RAYLET_PAGE = f"http://127.0.0.1:{AGENT_PORT}/api/local_raylet_healthz"
@@ -160,7 +160,7 @@ def listen_at(name: str, port: int) -> tuple[str, int]:
         RaydebugError: the variable is not ADDRESS:PORT.
     """
     # 0.0.0.0 is the container's own network: the other containers connect there, and docker-compose.yml publishes
-    # ports on the host's loopback only. In the host's network docker-compose.rdma.yml sets the variables to loopback.
+    # ports on the host's loopback only. In the host's network deploy/compose-rdma.yml sets the variables to loopback.
     value = os.environ.get(name) or f"0.0.0.0:{port}"
     address, _, at = value.rpartition(":")
     if not address or not at.isdecimal():

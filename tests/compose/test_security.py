@@ -30,8 +30,8 @@ DEV = (".devcontainer/docker-compose.dev.yml",)
 COMBINATIONS = {
     "gpu": ("docker-compose.yml",),
     "cpu": ("docker-compose.yml", "docker-compose.cpu.yml"),
-    "gpu-hosts": ("docker-compose.yml", "docker-compose.hosts.yml"),
-    "cpu-hosts": ("docker-compose.yml", "docker-compose.cpu.yml", "docker-compose.hosts.yml"),
+    "gpu-hosts": ("docker-compose.yml", "deploy/compose-hosts.yml"),
+    "cpu-hosts": ("docker-compose.yml", "docker-compose.cpu.yml", "deploy/compose-hosts.yml"),
     "gpu-dev": ("docker-compose.yml", *DEV),
     "cpu-dev": (
         "docker-compose.yml", "docker-compose.cpu.yml", *DEV, ".devcontainer/docker-compose.dev-cpu.yml",
@@ -118,8 +118,8 @@ def test_token_mode_in_any_combination(config):
 
 @pytest.mark.timeout(60)
 def test_rights_of_the_rdma_file():
-    """docker-compose.rdma.yml gives the host's network and the cards' device files to nodes, and no further right."""
-    services = config_of(("docker-compose.yml", "docker-compose.rdma.yml"))["services"]
+    """deploy/compose-rdma.yml gives the host's network and the cards' device files to nodes, and no further right."""
+    services = config_of(("docker-compose.yml", "deploy/compose-rdma.yml"))["services"]
     assert {name for name, service in services.items() if service.get("devices")} == {"head", "worker"}
     for name, service in services.items():
         assert [one["source"] for one in service.get("devices", ())] in ([], ["/dev/infiniband"]), name

@@ -1,4 +1,4 @@
-"""`raydebug up --cluster slurm`: a cluster in a job of Slurm, used from the login node through srun alone."""
+"""deploy/slurm.sbatch: a cluster in a job of Slurm, used from the login node through srun alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ray_by_hand import User, assert_token_is_hidden, debug
-from slurm_cluster import job_of, left, nodes, up
+from runs import wait_for
+from slurm_cluster import GONE_S, job_of, left, nodes, up
 from world import LOGIN, World, long
 
 pytestmark = pytest.mark.timeout(400)
@@ -18,10 +19,11 @@ pytestmark = pytest.mark.timeout(400)
 @pytest.fixture(scope="module")
 def shared(world: World) -> Iterator[User]:
     """A cluster that the test leaves as it was."""
-    yield up(world, "shared")
+    yield up(world, "shared", "--oversubscribe")
     user = User(world, cluster="shared")
-    user.ask("down")
-    assert left(world) == []
+    assert "its nodes run on, with raydebug" in user.raydebug("down", "--name", "shared").stderr
+    world.login(["scancel", "--user=root"])
+    wait_for(lambda: left(world) == [], f"the end of {left(world)}", GONE_S)
     world.clean()
 
 
@@ -49,6 +51,31 @@ def test_where_the_token_is(shared: User):
         assert_token_is_hidden(shared.world, secret)
 
 
+def test_joining_again(shared: User):
+    """A way that has ended is opened again, and a pause is where it was; `--join auto` on the head needs none."""
+    with shared.running("--", "python", "several.py", "stop", "n2") as job:
+        (pause,) = shared.pauses(1)
+        shared.world.login(["kill", "-9", str(shared.record()["supervisor_pid"])])
+        assert "up --join" in shared.raydebug("paused", "--name", "shared", code=None).stderr
+        assert "was joined already" in shared.raydebug("up", "--name", "shared").stderr
+        inside = User(shared.world, machine="n1", cluster="inside")
+        assert (
+            "(joined, core, debugger: breakpoint)" in inside.raydebug("up", "--join", "auto", "--name", "inside").stdout
+        )
+        assert [one["id"] for one in inside.pauses(1)] == [pause["id"]]
+        inside.ask("down")
+        shared.attach(pause["id"], "c")
+        job.end()
+
+
+def test_a_node_too_many(shared: User):
+    """A second head in the folder of a cluster that runs is refused, and ends nothing."""
+    done = shared.world.on("n1", ["raydebug", "node", "--head", "--folder", shared.record()["remote"]["node_folder"]],
+                           check=False)  # fmt: skip
+    assert "has a cluster already" in done.stderr
+    assert [state for state, _ in nodes(shared).values()] == ["alive"] * 3
+
+
 @long
 def test_a_network_that_is_cut(shared: User):
     """n3's network goes for 30 s: its pause comes back within 10 s, with its number, and the job goes on."""
@@ -67,7 +94,7 @@ def test_a_network_that_is_cut(shared: User):
 @long
 def test_twice_on_the_same_nodes(shared: User):
     """A second cluster on the same nodes has its own ports, and its own pauses."""
-    second = up(shared.world, "second")
+    second = up(shared.world, "second", "--oversubscribe")
     try:
         with second.running("--", "python", "several.py", "stop", "n3") as job:
             (pause,) = second.pauses(1)
@@ -75,5 +102,6 @@ def test_twice_on_the_same_nodes(shared: User):
             second.attach(pause["id"], "c")
             job.end()
     finally:
+        shared.world.login(["scancel", job_of(second)])
         second.ask("down")
     assert [state for state, _ in nodes(shared).values()] == ["alive"] * 3

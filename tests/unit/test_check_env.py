@@ -121,7 +121,7 @@ def test_nccl(changed: dict[str, Any], says: str, why: str) -> None:
     assert (found.severity, found.code) == ("note", "env.nccl")
     assert says in found.what
     assert why in found.why
-    assert ("docker-compose.rdma.yml" in found.fix) == (bool(changed.get("infiniband")) and "sockets" in found.what)
+    assert ("deploy/compose-rdma.yml" in found.fix) == (bool(changed.get("infiniband")) and "sockets" in found.what)
 
 
 def test_nccl_without_gpus() -> None:

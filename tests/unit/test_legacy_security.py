@@ -31,7 +31,12 @@ def test_s8_no_command_opens_it(tmp_path):
     """S8: `--ray-debugger-external` is in no command that is made here, and in no file that makes one."""
     assert not [word for word in ray_command(a_cluster(tmp_path)) if "debugger" in word]
     files = [path for folder in COMMANDS for path in (ROOT / folder).rglob("*") if path.is_file()]
-    files += [*ROOT.glob("docker-compose*.yml"), ROOT / "Dockerfile", ROOT / "noxfile.py"]
+    files += [
+        *ROOT.glob("docker-compose*.yml"),
+        *ROOT.glob("deploy/compose-*.yml"),
+        ROOT / "Dockerfile",
+        ROOT / "noxfile.py",
+    ]
     assert len(files) > 150
     assert [str(path) for path in files if re.search(rb"ray.debugger.external", path.read_bytes())] == []
 

@@ -304,7 +304,7 @@ def judge_nccl(facts: Mapping[str, Any]) -> Iterator[Finding]:
         within = f"{'shared memory' if off else 'P2P (NVLink or PCIe)'} between the {count} GPUs of this node, and "
     fix = "nothing to do on one node"
     if why_no_verbs is not None and facts["infiniband"]:
-        fix = "with several nodes: add docker-compose.rdma.yml after the other files (docs/07-containers.md)"
+        fix = "with several nodes: add deploy/compose-rdma.yml after the other files (docs/07-containers.md)"
     yield note(
         "env.nccl",
         f"NCCL would use {within}{between} between nodes",

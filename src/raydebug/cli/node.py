@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +14,13 @@ from raydebug.errors import Exit, RaydebugError
 
 
 def node(
+    stdin: Annotated[
+        str, typer.Argument(metavar="[-]", help="With --join, without a shared folder: read head and token from stdin.")
+    ] = "",
     folder: Annotated[
-        Path, typer.Option(help="Folder of the cluster, the same for all nodes, for you alone.", metavar="FOLDER")
-    ],
+        Path | None,
+        typer.Option(help="Folder of the cluster, the same for all nodes, for you alone.", metavar="FOLDER"),
+    ] = None,
     head: Annotated[
         bool, typer.Option("--head", help="This is the head. Below Slurm task 0 is, without this.")
     ] = False,
@@ -41,18 +46,33 @@ def node(
     Examples:
       raydebug node --folder ~/cluster --head        on one host; --join on the others
       srun --ntasks-per-node=1 --cpu-bind=none raydebug node --folder ~/cluster    on all hosts of a job of Slurm
+      cat cluster/cluster.json cluster/token | ssh HOST raydebug node --join -     without a folder that hosts share
     """
     from raydebug.cluster.node import NodeOptions, run
+    from raydebug.cluster.private_folders import remove_private
     from raydebug.errors import UsageError
     from raydebug.settings.debugger import choose_mode
 
     if head and join:
         raise UsageError("a node is either the head or not", cause="--head and --join are both given", fix="choose one")
+    if (stdin, join, folder is None) not in (("-", True, True), ("", join, False)):
+        raise UsageError(
+            "nothing says where the other nodes are", cause="a node takes --folder FOLDER, or --join -",
+            fix="raydebug node --folder FOLDER --head on one host, and --join on each of the others",
+        )  # fmt: skip
+    if folder is None:
+        from raydebug.cluster.rendezvous import take_copy
+
+        folder = take_copy(sys.stdin.read())
     options = NodeOptions(
         folder=folder, head=True if head else False if join else None, nodes=nodes, cpus=cpus, gpus=gpus,
         interface=interface, ports=ports, patience_s=patience, debugger=choose_mode(debugger, os.environ)[0],
     )  # fmt: skip
-    failure, was_head = run(options)
+    try:
+        failure, was_head = run(options)
+    finally:
+        if stdin:
+            remove_private(folder)
     if failure:
         error = RaydebugError(
             "this node has ended", cause=failure, fix=f"read the logs in {folder}, and start the cluster again",

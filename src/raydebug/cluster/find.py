@@ -164,7 +164,7 @@ def _by_hand(project: str, services: dict[str, Service]) -> Cluster:
             fix="run this as the owner of that file, on the machine of the Docker engine",
             code="auth.no-token",
         )
-    # In the host's own network (docker-compose.rdma.yml) nothing is published: the addresses inside are the host's.
+    # In the host's own network (deploy/compose-rdma.yml) nothing is published: the addresses inside are the host's.
     addresses = {
         "dashboard": head.environ.get(variables.DASHBOARD, ""),
         "gateway": head.environ.get(variables.GATEWAY_CLIENTS, ""),

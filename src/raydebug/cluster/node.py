@@ -28,7 +28,7 @@ import psutil
 from raydebug.cluster import private_folders, rendezvous, state
 from raydebug.cluster.environment import choose_gpus, cluster_environment, cpus_for, start_environment
 from raydebug.cluster.keeper import POLL_S, REAP_PERIOD_S, Keeper, adopt_orphans, end_descendants, end_with_parent, log
-from raydebug.cluster.rendezvous import ENDED, FAILED, Head, NodeState
+from raydebug.cluster.rendezvous import ENDED, FAILED, LOCAL_DISK, Head, NodeState
 from raydebug.cluster.up import PURPOSES, choose_ports
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol import variables
@@ -41,7 +41,6 @@ OF_NODES = ("agent", "agent_grpc", "runtime_env", "metrics", "node_manager", "ob
 # Of a block of ports: the least number of all, and those of Ray's and our own processes. They are taken anywhere in the
 # first half of it, as another cluster may have the same block on the same host, and Ray's workers have the rest.
 BLOCK_PORTS, OWN_PORTS = 64, 16
-LOCAL_DISK = "/tmp"  # noqa: S108 - mkdtemp; not TMPDIR, which may be on NFS, and the path is that of all nodes
 LOCK = "node.lock"
 ABSENCES = 2  # of the head's file: for a moment a shared file system may show a folder without it
 ANYWHERE = "192.0.2.1"  # RFC 5737, for documentation: the way there is the default route, and nothing is sent

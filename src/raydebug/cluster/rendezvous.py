@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -22,9 +23,11 @@ from raydebug.settings.files import NotPlainText, atomic_write, open_private, re
 
 HEAD_FILE, NODES, MARK = "cluster.json", "nodes", ".raydebug"
 BYTES_MAX = 64 * 1024
+LOCAL_DISK = "/tmp"  # noqa: S108 - mkdtemp; not TMPDIR, which may be on NFS, and all nodes have the temp dir of the head
 UP, FAILED, ENDED = "up", "failed", "ended"  # phases besides what a start is at
 _IP, _PATH, _WORD = r"\d{1,3}(\.\d{1,3}){3}", r"/[\w./+@-]+", r"[\w.+-]+"
 _PORT = r"([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
+_TOKEN = re.compile(r"[\w.-]{16,}", re.ASCII)
 _HOST = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")  # becomes the name of a file
 FORMS = {  # of what the head says, as regular expressions
     "id": "[0-9a-f]{32}", "host": _HOST.pattern, "ip": _IP, "gcs": f"{_IP}:{_PORT}", "dial": f"{_IP}:{_PORT}",
@@ -127,6 +130,33 @@ def check(folder: Path) -> None:
             fix=f"remove {folder}; the head of the cluster makes it with a new token",
             code="node.token",
         )
+
+
+def take_copy(text: str) -> Path:
+    """Make a folder of this host alone of what the head's folder has: `cat cluster.json token`; return it.
+
+    Raises:
+        RaydebugError: it is something else.
+    """
+    try:
+        document, end = json.JSONDecoder().raw_decode(text)
+        head = records.read(document, Head, "it")
+        problem, token = what_is_wrong(head), text[end:].strip()
+        if not problem and not _TOKEN.fullmatch(token):
+            problem = "no token follows"
+    except (ValueError, RecursionError) as error:
+        problem = str(error)
+    if problem:
+        raise UsageError(
+            "standard input does not say where the head is", cause=problem,
+            fix=f"cat FOLDER/{HEAD_FILE} FOLDER/token | ssh HOST raydebug node --join -, with the head's folder",
+            code="node.bad-file",
+        )  # fmt: skip
+    folder = Path(tempfile.mkdtemp(prefix="rd-", dir=LOCAL_DISK))
+    mark(folder)
+    atomic_write(folder / "token", token)
+    publish(folder, head)
+    return folder
 
 
 def publish(folder: Path, head: Head) -> None:
