@@ -17,9 +17,9 @@ from world import ADDRESSES, LOGIN, NODES, REPOSITORY, World, long
 
 SCRIPT = str(REPOSITORY / "deploy" / "hosts.sh")
 SMALL = {"NODE_OPTIONS": "--cpus 2"}
-UP_S = 240.0
+UP_S = 380.0
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture

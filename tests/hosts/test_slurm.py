@@ -13,7 +13,7 @@ from runs import wait_for
 from slurm_cluster import GONE_S, job_of, left, nodes, up
 from world import LOGIN, World, long
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

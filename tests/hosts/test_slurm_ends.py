@@ -16,7 +16,7 @@ from runs import RAYDEBUG, wait_for
 from slurm_cluster import GONE_S, UP_S, folder_of, job_of, left, nodes, submit, up
 from world import ADDRESSES, LOGIN, World, long
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from world import NODES, REPOSITORY, World
 SBATCH = REPOSITORY / "deploy" / "slurm.sbatch"
 # On two cores Ray is not to start a worker for each of the 16 logical CPUs before anything asks for one.
 ENVIRON = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
-UP_S, GONE_S = 180.0, 15.0
+UP_S, GONE_S = 380.0, 20.0  # as long as `up --join` itself waits
 
 
 def submit(world: World, *options: str) -> str:
