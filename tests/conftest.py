@@ -57,11 +57,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(item: pytest.Item, folder: str) -> str | None:
-    """Return what a test shares a worker with, unless it says so itself: a cluster, or two cores and their memory."""
+    """Return what a test shares a worker with, unless it says so itself: a cluster, a gateway, or two cores."""
     if item.get_closest_marker("xdist_group"):
         return None
     if folder == "compose":
         return "compose"
+    if "shared_gateway" in getattr(item, "fixturenames", ()):
+        return item.path.stem
     if folder == "ray":
         return "ray-shared" if "cluster" in getattr(item, "fixturenames", ()) else "ray-own"
     return None

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +10,7 @@ from typing import Any
 import pytest
 
 from demo import TRAINING
-from raydebug.cluster import local
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up import UpOptions
 from raydebug.runs.folder import load_run
 from raydebug.runs.timeline import PARTS, read_recorded
 from raydebug.tiny.dataset import build_dataset
@@ -24,7 +18,7 @@ from raydebug.tiny.model import build_model
 from raydebug.trace.lanes import groups_of
 from raydebug.trace.why import steps_of
 from raydebug.trainers.verl.numbers import PEARSON, PEARSON_LEAST
-from runs import starting_runs
+from runs import local_cluster, private_state, starting_runs
 
 TRAINING_LIMIT_S = 900.0  # a hang guard, as in test_tripwires.py
 
@@ -71,19 +65,8 @@ if "SPOILED" in os.environ:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A local cluster with a logical GPU, apart from the user's, taken down whatever happens."""
-    folder, before = Path(tempfile.mkdtemp(prefix="rdt-")), dict(os.environ)
-    os.environ["XDG_STATE_HOME"] = str(folder)
-    try:
-        wish = UpOptions(name="numbers", python=sys.executable, gpus=1, dashboard_port=0, gateway_port=0)
-        found, _ = local.bring_up(wish)
-        try:
-            yield found
-        finally:
-            assert local.take_down(found) == []
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-        shutil.rmtree(folder, ignore_errors=True)
+    with private_state(), local_cluster("numbers", gpus=1) as found:
+        yield found
 
 
 @pytest.fixture

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from demo import TRAINING
-from raydebug.cluster import local
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up import UpOptions
 from raydebug.runs.folder import load_run
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model
-from runs import Run, attach, starting_runs
+from runs import Run, attach, local_cluster, private_state, starting_runs
 
 LIMIT_S = 900.0  # a hang guard, as in test_tripwires.py
 LOSS = """\
@@ -36,19 +30,8 @@ def my_loss(*args, **options):
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A local cluster with a logical GPU, apart from the user's, taken down whatever happens."""
-    folder, before = Path(tempfile.mkdtemp(prefix="rdt-")), dict(os.environ)
-    os.environ["XDG_STATE_HOME"] = str(folder)
-    try:
-        wish = UpOptions(name="replay", python=sys.executable, gpus=1, dashboard_port=0, gateway_port=0)
-        found, _ = local.bring_up(wish)
-        try:
-            yield found
-        finally:
-            assert local.take_down(found) == []
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-        shutil.rmtree(folder, ignore_errors=True)
+    with private_state(), local_cluster("replay", gpus=1) as found:
+        yield found
 
 
 def updates() -> list[dict[str, float]]:

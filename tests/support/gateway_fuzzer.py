@@ -27,8 +27,6 @@ NO_THREAD = 99_999
 LONG = 3000
 DEEP = 300
 
-Conversation = tuple[int, list[bytes]]
-
 
 class Fuzzer:
     """Makes and sends frames.
@@ -356,8 +354,7 @@ class Fuzzer:
 
 def hello(nonce: str) -> dict[str, Any]:
     """Return the body of the first message of a process that holds the token."""
-    prove = getattr(wire, "hello_proof", None)
-    return {"nonce": nonce, "version": 1, **({"proof": prove(TOKEN, nonce)} if prove else {})}
+    return {"nonce": nonce, "version": 1, "proof": wire.hello_proof(TOKEN, nonce)}
 
 
 async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[wire.Message]:

@@ -150,7 +150,7 @@ class GatewayUnderTest:
         session = await self.connect()
         await session.request("attach", {"token": self.token, "target": target, **arguments})
         await session.request("configurationDone")
-        return session, (await session.next_event("stopped", timeout_s=5))["body"]
+        return session, (await session.next_event("stopped", timeout_s=20))["body"]
 
 
 @contextlib.contextmanager
@@ -185,7 +185,7 @@ def open_gateway(
         gateway.process.wait(5)
 
 
-def visit(gateway: GatewayUnderTest, work: Callable[[], Awaitable[Any]], *, limit_s: float = 20.0) -> Any:
+def visit(gateway: GatewayUnderTest, work: Callable[[], Awaitable[Any]], *, limit_s: float = 60.0) -> Any:
     """Run an asynchronous piece of a test with a limit."""
 
     async def limited() -> Any:

@@ -141,7 +141,7 @@ def test_condition_with_code_of_its_own(gateway, condition):
         await session.request("continue", {"threadId": stopped["threadId"]})
 
     visit(gateway, resume)
-    assert program.communicate(timeout=10)[0] == "2\n"
+    assert program.communicate(timeout=60)[0] == "2\n"
 
 
 @pytest.fixture
@@ -234,13 +234,13 @@ def test_stops_where_it_is_set(gateway, how):
         frame = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"][0]
         assert (await session.request("evaluate", {"expression": "x", "frameId": frame["id"]}))["result"] == "1"
         await session.request("next", {"threadId": stopped["threadId"]})
-        await session.next_event("stopped", timeout_s=5)
+        await session.next_event("stopped", timeout_s=20)
         frame = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"][0]
         assert frame["line"] == 10
         await session.request("continue", {"threadId": stopped["threadId"]})
 
     visit(gateway, go_on)
-    assert program.communicate(timeout=10)[0] == "2\n"
+    assert program.communicate(timeout=60)[0] == "2\n"
 
 
 def test_looking_for_functions_calls_nothing(monkeypatch):

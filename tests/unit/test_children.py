@@ -142,7 +142,7 @@ def test_child_pauses(gateway, how):
     """A breakpoint in this kind of child pauses it; resumed, it runs to its end."""
     program = gateway.start(HEAD + "    " + PAUSE[how], RAYDEBUG_JOB="j")
     assert not let_go(gateway)
-    assert program.communicate(timeout=15)[0] == "child went on 41\nexit code 0\n"
+    assert program.communicate(timeout=60)[0] == "child went on 41\nexit code 0\n"
 
 
 @pytest.mark.timeout(60)
@@ -151,7 +151,7 @@ def test_child_of_a_process_that_has_paused(gateway, how):
     """A child of a process that has paused before pauses too, and afterwards so does its parent."""
     program = gateway.start(HEAD + "    " + AFTER_A_PAUSE[how], RAYDEBUG_JOB="j")
     assert [let_go(gateway) for _ in range(3)] == [True, False, True]
-    out = program.communicate(timeout=15)[0]
+    out = program.communicate(timeout=60)[0]
     assert out == "child went on 1\nchild went on 41\nexit code 0\nchild went on 2\n"
 
 
@@ -183,7 +183,7 @@ def test_fork_while_another_thread_is_paused(gateway):
     visit(gateway, lambda: go_on(second))
     assert gateway.pauses()[0]["id"] == first["id"]
     visit(gateway, lambda: go_on(first))
-    said = program.communicate(timeout=15)[0].splitlines()  # the child may end after the parent's thread
+    said = program.communicate(timeout=60)[0].splitlines()  # the child may end after the parent's thread
     assert sorted(said) == ["child went on 1", "child went on 41", "exit code 0"]
 
 
@@ -192,7 +192,7 @@ FORK_AT_FIRST_DIAL = """
     thread.start()
     begin = time.monotonic()
     while "debugpy" not in sys.modules:
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 30
     fork()  # while the other thread imports the debugger: its locks would stay taken in the child
     thread.join()
 """
@@ -212,7 +212,7 @@ def test_fork_while_another_thread_imports_the_debugger(gateway):
 
     for pause in (first, second):
         visit(gateway, lambda pause=pause: go_on(pause))
-    out = program.communicate(timeout=15)[0]
+    out = program.communicate(timeout=60)[0]
     assert sorted(out.splitlines()) == ["child went on 1", "child went on 41", "exit code 0"]
 
 
@@ -299,4 +299,4 @@ def test_a_fork_waits_for_each_of_our_imports(gateway):
         assert fetch_stacks(gateway, timeout_s=5)
         assert save_pause(gateway, pause["id"])
         visit(gateway, lambda pause=pause: look(pause))
-    assert program.communicate(timeout=15)[0].split() == []
+    assert program.communicate(timeout=60)[0].split() == []

@@ -79,6 +79,6 @@ def test_id_of_a_process_without_an_account():
     """A uid without an account counts as taken while a process runs with it, as in another container."""
     with subprocess.Popen(["cat"], user=NOBODYS, stdin=subprocess.PIPE) as other:
         taken = NOBODYS in ids_of_processes()
-        other.communicate(timeout=20)
+        other.communicate(timeout=60)
     assert taken
     assert NOBODYS not in ids_of_processes()

@@ -129,7 +129,7 @@ def test_set_in_a_function_that_runs_already(gateway, work, place, line, functio
     time.sleep(0.3)
     gateway.pauses(0)
     (gateway.folder / "end").touch()
-    out, err = program.communicate(timeout=10)
+    out, err = program.communicate(timeout=60)
     assert out == "not traced\n", err
 
 

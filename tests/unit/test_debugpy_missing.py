@@ -68,7 +68,7 @@ def test_f16_newer_than_1_8_as_numbers(gateway, tmp_path):
         await session.request("continue", {"threadId": stopped["threadId"]})
 
     visit(gateway, look)
-    out, err = program.communicate(timeout=20)
+    out, err = program.communicate(timeout=60)
     assert (out, err.count("not paused")) == ("went on\n", 0)
 
 

@@ -118,9 +118,9 @@ def test_adapter_knows_the_token(gateway, argv):
             await parent.request("initialize", EDITOR)
             configuration = {"cluster": "default", "target": "all", "listen": {"port": 0}, "debugAdapterPath": "/a.py"}
             await parent.request("attach", configuration)
-            known = (await parent.next_event("capabilities", timeout_s=5))["body"]["capabilities"]
+            known = (await parent.next_event("capabilities", timeout_s=20))["body"]["capabilities"]
             assert known["supportsLogPoints"]
-            await parent.next_event("initialized", timeout_s=5)
+            await parent.next_event("initialized", timeout_s=20)
             await parent.request("configurationDone")
             child = await parent.next_child()
             assert "token" not in child
@@ -129,7 +129,7 @@ def test_adapter_knows_the_token(gateway, argv):
                 await session.request("initialize", EDITOR)
                 await session.request("attach", child)
                 await session.request("configurationDone")
-                stopped = (await session.next_event("stopped", timeout_s=5))["body"]
+                stopped = (await session.next_event("stopped", timeout_s=20))["body"]
                 frames = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"]
                 assert frames[0]["name"] == "work"
                 await session.request("disconnect")
@@ -172,7 +172,7 @@ def test_adapter_tells_that_the_gateway_is_gone(gateway):
             await session.request("initialize", EDITOR)
             await session.request("attach", {"target": "all"})
             gateway.process.kill()
-            await session.next_event("terminated", timeout_s=5)
+            await session.next_event("terminated", timeout_s=20)
             assert await asyncio.wait_for(process.wait(), 5) == 0
 
     visit(gateway, look)

@@ -69,7 +69,7 @@ def test_f25_random_frames(gateway, record_property):
             await session.close()
 
     visit(gateway, look, limit_s=60)
-    assert [program.communicate(timeout=20)[0] for program in programs] == ["went on 41\n"] * RANKS
+    assert [program.communicate(timeout=60)[0] for program in programs] == ["went on 41\n"] * RANKS
 
 
 async def local_scope(session, frame_id: int) -> int:

@@ -180,7 +180,7 @@ LEAVE = "from raydebug.worker import last_words\nlast_words.leave()\n"
 def test_a_users_faulthandler_stays(gateway: GatewayUnderTest, program: str) -> None:
     """Where the program has faulthandler on, its text goes where the program wants it, also without the gateway."""
     one = gateway.start(program + "ctypes.string_at(8)", **JOB)
-    _, said = one.communicate(timeout=20)
+    _, said = one.communicate(timeout=60)
     assert "Fatal Python error: Segmentation fault" in said
     (found,) = ended(gateway)
     assert (found["status"], found["fault"]) == (signal.SIGSEGV, "")

@@ -36,7 +36,7 @@ def go_on(gateway: GatewayUnderTest) -> dict[str, Any]:
 
 def said(program: subprocess.Popen[str]) -> tuple[str, str]:
     """Return what a program has said, to its end."""
-    out, err = program.communicate(timeout=20)
+    out, err = program.communicate(timeout=60)
     return out, err
 
 

@@ -155,7 +155,7 @@ def work(gateway: GatewayUnderTest) -> Iterator[Callable[..., Any]]:
 def end(gateway: GatewayUnderTest, program: Any) -> tuple[str, str]:
     """Wait for the end of a program, and return its output."""
     (gateway.folder / "end").touch()
-    out, err = program.communicate(timeout=20)
+    out, err = program.communicate(timeout=60)
     return out, err
 
 
@@ -199,7 +199,7 @@ def refusal(gateway: GatewayUnderTest, target: str) -> RequestFailed:
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 40
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
@@ -227,7 +227,7 @@ def test_busy_main_thread(gateway, work, looks):
         lines = [frame["line"]]
         for _ in range(2):
             await session.request("next", {"threadId": stopped["threadId"]})
-            await session.next_event("stopped", timeout_s=5)
+            await session.next_event("stopped", timeout_s=20)
             stack = await session.request("stackTrace", {"threadId": stopped["threadId"], "levels": 1})
             lines.append(stack["stackFrames"][0]["line"])
         assert lines[0] != lines[1] != lines[2]
@@ -259,7 +259,7 @@ def test_sleep(gateway, work, capfd):
     line = HEAD.count("\n") + 2
     assert f"its MainThread is at program0.py:{line} <module>: time.sleep(float(os.environ['FOR_S']))" in err
     assert "program0.py" in out
-    assert program.communicate(timeout=10)[0] == "woke False\n"
+    assert program.communicate(timeout=60)[0] == "woke False\n"
 
 
 @pytest.mark.timeout(60)
@@ -275,7 +275,7 @@ def test_timeout(gateway, work):
         "fix: wait longer (without --timeout: until Ctrl-C), or set a breakpoint with `raydebug break add`"
     )
     assert error.value.exit_code == 124
-    assert program.communicate(timeout=10)[0] == "woke False\n"
+    assert program.communicate(timeout=60)[0] == "woke False\n"
 
 
 @pytest.mark.timeout(60)
@@ -286,7 +286,7 @@ def test_ctrl_c_while_waiting(gateway, work):
     code = attach_pause(GatewayAddress(gateway.gateway_host, gateway.gateway_port, gateway.token), f"pid:{program.pid}",
                         cluster="mine", commands=("c",))  # fmt: skip
     assert code == 130
-    assert program.communicate(timeout=10)[0] == "woke False\n"
+    assert program.communicate(timeout=60)[0] == "woke False\n"
 
 
 @pytest.mark.timeout(60)
@@ -327,11 +327,11 @@ def test_paused_already(gateway, work):
         await other.close()
         thief, stopped = await gateway.attach(f"pid:{program.pid}", steal=True)
         assert stopped["pause"]["id"] == there["id"]
-        assert "took this pause over" in (await session.next_event("terminated", timeout_s=5))["body"]["reason"]
+        assert "took this pause over" in (await session.next_event("terminated", timeout_s=20))["body"]["reason"]
         await go_on(thief, stopped)
 
     visit(gateway, look)
-    assert program.communicate(timeout=10)[0] == "went on\n"
+    assert program.communicate(timeout=60)[0] == "went on\n"
 
 
 @pytest.mark.timeout(60)
@@ -399,7 +399,7 @@ def test_comes_to_a_breakpoint_meanwhile(gateway, work):
     )
     pause = stop_and_go_on(gateway, f"pid:{program.pid}")
     assert (pause["kind"], pause["function"]) == ("breakpoint", "step_and_break")
-    assert program.communicate(timeout=20)[0] == "woke False\n"
+    assert program.communicate(timeout=60)[0] == "woke False\n"
 
 
 @pytest.mark.timeout(60)
@@ -500,10 +500,10 @@ def test_process_that_ends(gateway, work):
             wait_until(lambda: not fetch_processes(gateway), "the end of its line")
             assert "is not a process of a job" in str(refusal(gateway, f"pid:{program.pid}"))
             continue
-        threading.Timer(0.7, program.kill).start()
+        threading.Timer(3.0, program.kill).start()  # behind the request, also on a busy machine
         begin = time.monotonic()
         assert str(refusal(gateway, f"pid:{program.pid}")).startswith("the process has ended; ")
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 20
 
 
 @pytest.mark.timeout(60)
@@ -531,7 +531,7 @@ def test_stopped_from_outside(gateway, work):
         os.kill(program.pid, signal.SIGCONT)
         assert (await asyncio.wait_for(waiting, 10))["success"]
         await session.request("configurationDone")
-        await go_on(session, (await session.next_event("stopped", timeout_s=5))["body"])
+        await go_on(session, (await session.next_event("stopped", timeout_s=20))["body"])
 
     visit(gateway, ask)
     assert "it does not answer: native code holds Python's lock (GIL) there, or the process is stopped" in said[0]
@@ -553,7 +553,7 @@ def test_gateway_that_dies_while_asked(gateway, work):
 
     visit(gateway, ask)
     gateway.open()
-    assert program.communicate(timeout=10)[0] == "woke False\n"
+    assert program.communicate(timeout=60)[0] == "woke False\n"
 
 
 @pytest.mark.timeout(60)
@@ -574,7 +574,7 @@ def test_interrupted_while_paused(gateway, work):
         assert "KeyboardInterrupt was raised in it" in body["reason"]
 
     visit(gateway, look)
-    assert program.communicate(timeout=10)[0] == "interrupted\n"
+    assert program.communicate(timeout=60)[0] == "interrupted\n"
 
 
 # HTTP
@@ -594,6 +594,7 @@ def http_request(
 def test_processes(gateway, work):
     """GET /processes lists each process of a job with its identity, its current line and its pauses."""
     program = work(SLEEPS, FOR_S="30", RANK="3")
+    wait_until(lambda: fetch_processes(gateway)[0]["answers"], "an answer in time")
     status, document = http_request(gateway, "GET", "/processes")
     assert status == 200
     (process,) = document["processes"]
@@ -619,17 +620,17 @@ def test_pause_by_http(gateway, work):
 @pytest.mark.timeout(60)
 def test_pause_by_http_in_vain(gateway, work):
     """An invalid POST /pause is refused; one that times out reports the current line, and is withdrawn."""
-    program = work(SLEEPS, FOR_S="5")
+    program = work(SLEEPS, FOR_S="9")
     status, document = http_request(gateway, "POST", "/pause", {"target": "pid:1"})
     assert (status, document["error"]["code"]) == (409, "process.unknown")
     for malformed in ({}, {"target": "pid:1", "timeout_s": 0}, {"target": "pid:1", "timeout_s": float("nan")}, [], 7):
         status, document = http_request(gateway, "POST", "/pause", malformed)
         assert (status, document["error"]["code"]) == (400, "http.malformed"), malformed
-    question = {"target": f"pid:{program.pid}", "timeout_s": 2}
+    question = {"target": f"pid:{program.pid}", "timeout_s": 4}
     status, document = http_request(gateway, "POST", "/pause", question)
     assert (status, document["error"]["code"]) == (504, "process.not-stopped")
     assert "its MainThread is at program0.py" in document["error"]["message"]
-    assert program.communicate(timeout=10)[0] == "woke False\n"
+    assert program.communicate(timeout=60)[0] == "woke False\n"
 
 
 @pytest.mark.timeout(60)
@@ -638,7 +639,7 @@ def test_client_of_http_that_leaves(gateway, work):
     program = work(SLEEPS, FOR_S="3")
     with pytest.raises(TimeoutError):
         http_request(gateway, "POST", "/pause", {"target": f"pid:{program.pid}"}, timeout=0.5)
-    assert program.communicate(timeout=10)[0] == "woke False\n"
+    assert program.communicate(timeout=60)[0] == "woke False\n"
 
 
 def test_tracers_of_other_threads_stay(monkeypatch: pytest.MonkeyPatch) -> None:

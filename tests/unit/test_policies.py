@@ -105,7 +105,7 @@ def values_at_stops(gateway, program, expression, stops):
             await session.close()
 
         visit(gateway, look)
-    out, err = program.communicate(timeout=20)
+    out, err = program.communicate(timeout=60)
     assert out.endswith("done\n"), err
     return seen, err
 
@@ -247,7 +247,7 @@ def test_timeout(gateway):
     while pause["expires_in_s"] is None and time.monotonic() < begin + 2:
         (pause,) = gateway.pauses()
     assert 0 < pause["expires_in_s"] <= 2
-    out, err = program.communicate(timeout=20)
+    out, err = program.communicate(timeout=60)
     assert out == "done\n"
     assert "2 s without a debugger: resumed" in err
     assert gateway.pauses(0) == []
@@ -270,7 +270,7 @@ def test_timeout_waits_for_who_is_attached(gateway):
         await session.close()
 
     visit(gateway, hold)
-    assert program.communicate(timeout=20)[0] == "done\n"
+    assert program.communicate(timeout=60)[0] == "done\n"
 
 
 LIMIT_S = 60  # the shortest limit that is warned of

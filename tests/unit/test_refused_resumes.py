@@ -41,11 +41,11 @@ def test_f57_refused_resume(gateway):
         session, stopped = await gateway.attach(pause["id"])
         assert stopped["pause"]["line"] == 3
         await session.request("next", {"threadId": stopped["threadId"]})
-        await session.next_event("stopped", timeout_s=5)
+        await session.next_event("stopped", timeout_s=20)
         await session.request("continue", {"threadId": stopped["threadId"]})
 
     visit(gateway, resume)
-    assert program.communicate(timeout=10)[0] == "went on 41\n"
+    assert program.communicate(timeout=60)[0] == "went on 41\n"
     assert gateway.pauses(0) == []
 
 
@@ -95,7 +95,7 @@ def test_f57_continue_of_a_thread_that_runs(gateway):
         await session.close()
 
     visit(gateway, look)
-    assert program.communicate(timeout=10)[0] == "went on\n"
+    assert program.communicate(timeout=60)[0] == "went on\n"
     assert gateway.pauses(0) == []
 
 
@@ -119,7 +119,7 @@ def test_f57_id_of_a_frame_as_a_threads(gateway):
         await session.close()
 
     visit(gateway, look)
-    assert program.communicate(timeout=10)[0] == "went on 41\n"
+    assert program.communicate(timeout=60)[0] == "went on 41\n"
 
 
 LOOP = "for number in range(100):\n    value = number\n    breakpoint()\nprint('went on')\n"
@@ -142,5 +142,5 @@ def test_f57_next_breakpoint_before_the_confirmation(gateway):
         await session.request("continue", {"threadId": stopped["threadId"]})
 
     visit(gateway, look, limit_s=60)
-    assert program.communicate(timeout=10)[0] == "went on\n"
+    assert program.communicate(timeout=60)[0] == "went on\n"
     assert gateway.pauses(0) == []

@@ -22,7 +22,7 @@ async def open_parent(gateway: GatewayUnderTest, **arguments):
     """Return a configured root session."""
     session = await gateway.connect_editor()
     await session.request("attach", {"token": TOKEN, "target": "all", **arguments})
-    await session.next_event("initialized", timeout_s=5)
+    await session.next_event("initialized", timeout_s=20)
     await session.request("configurationDone")
     return session
 
@@ -82,7 +82,7 @@ def test_next_pause_of_a_process_goes_to_its_session(gateway):
         child = await parent.next_child()
         session, stopped = await gateway.attach(child["target"])
         await session.request("continue", {"threadId": stopped["threadId"]})
-        again = (await session.next_event("stopped", timeout_s=5))["body"]
+        again = (await session.next_event("stopped", timeout_s=20))["body"]
         assert again["pause"]["id"] == "2"
         await session.request("disconnect")
         await asyncio.sleep(0.3)
@@ -90,11 +90,11 @@ def test_next_pause_of_a_process_goes_to_its_session(gateway):
         assert (await (await open_parent(gateway)).next_child())["target"] == "2", "but by who attaches anew"
         session, stopped = await gateway.attach("2")
         await session.request("continue", {"threadId": stopped["threadId"]})
-        await session.next_event("terminated", timeout_s=5)
+        await session.next_event("terminated", timeout_s=20)
         await parent.close()
 
     visit(gateway, look)
-    assert program.communicate(timeout=10)[0] == "done\n"
+    assert program.communicate(timeout=60)[0] == "done\n"
 
 
 def test_pause_of_a_session_that_was_closed_while_it_ran(gateway):
@@ -179,7 +179,7 @@ def test_client_without_start_debugging(gateway):
         assert session.events.empty()
         await session.request("attach", {"token": TOKEN, "target": pause["id"]})
         await session.request("configurationDone")
-        assert (await session.next_event("stopped", timeout_s=5))["body"]["pause"]["id"] == pause["id"]
+        assert (await session.next_event("stopped", timeout_s=20))["body"]["pause"]["id"] == pause["id"]
         await session.close()
 
     visit(gateway, look)
@@ -202,7 +202,7 @@ def test_end_of_the_first_session_ends_those_it_opened(gateway, how):
         else:
             await parent.close()
         for child in children:
-            ended = await child.next_event("terminated", timeout_s=5)
+            ended = await child.next_event("terminated", timeout_s=20)
             assert "the task stays paused" in ended["body"]["reason"]
         assert (await alone.request("threads"))["threads"], "a session that was opened otherwise stays"
         await alone.request("disconnect")
@@ -228,7 +228,7 @@ def test_child_that_ends_leaves_the_others(gateway):
         assert (await second.request("threads"))["threads"]
         assert (await parent.request("threads"))["threads"] == []
         await parent.request("disconnect")
-        await second.next_event("terminated", timeout_s=5)
+        await second.next_event("terminated", timeout_s=20)
 
     visit(gateway, look)
     gateway.pauses(2)
@@ -268,12 +268,12 @@ def test_what_is_offered_is_answered(gateway):
         assert not offered.get("supportsGotoTargetsRequest")
         thread = {"threadId": stopped["threadId"]}
         await session.request("next", thread)
-        await session.next_event("stopped", timeout_s=5)
+        await session.next_event("stopped", timeout_s=20)
         frame = (await session.request("stackTrace", thread))["stackFrames"][0]
         targets = (await session.request("stepInTargets", {"frameId": frame["id"]}))["targets"]
         assert [one["label"] for one in targets] == ["inner(1)", "inner(inner(1))"]
         await session.request("stepIn", {**thread, "targetId": targets[1]["id"]})
-        await session.next_event("stopped", timeout_s=5)
+        await session.next_event("stopped", timeout_s=20)
         frame = (await session.request("stackTrace", thread))["stackFrames"][0]
         assert (frame["name"], frame["line"]) == ("inner", 2)
         for command in ("goto", "gotoTargets"):
@@ -318,7 +318,7 @@ def test_files_are_named_as_the_client_has_them(gateway):
         assert (one["verified"], one["source"]["path"]) == (True, "/my/project/program0.py")
         for step in ("next", "stepIn"):
             await session.request(step, thread)
-            await session.next_event("stopped", timeout_s=5)
+            await session.next_event("stopped", timeout_s=20)
         (inside, *_) = (await session.request("stackTrace", thread))["stackFrames"]
         assert inside["source"]["path"].endswith("/json/__init__.py")
         reference = inside["source"]["sourceReference"]

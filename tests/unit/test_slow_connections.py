@@ -60,7 +60,7 @@ def test_s9_slow_connections(gateway, crowd, took, record_property):
         begins_to_attach = time.monotonic()
         visit(gateway, lambda pause_id=pause["id"]: go_on(gateway, pause_id, attached))
         attached[-1] -= begins_to_attach
-        out, err = program.communicate(timeout=20)
+        out, err = program.communicate(timeout=60)
         assert out == "done\n"
         assert "not paused" not in err
     assert all(one.poll() is None for one in crowd), "they were there all the time"
@@ -138,7 +138,7 @@ def test_process_waits_for_a_gateway_that_is_not_there_yet(gateway):
     gateway.open()
     (pause,) = gateway.pauses()
     visit(gateway, lambda: go_on(gateway, pause["id"], []))
-    out, err = program.communicate(timeout=20)
+    out, err = program.communicate(timeout=60)
     assert out == "done\n"
     assert err.count("program0.py:2 waits to pause for up to 3600 s, until the gateway answers: no gateway at") == 1
 
@@ -148,6 +148,6 @@ def test_process_waits_once(gateway):
     """F20: after a process has waited for a gateway until its limit, its further breakpoints do not wait."""
     gateway.kill()
     program = gateway.start(WORK.format(50), RAYDEBUG_PATIENCE_S="2")
-    out, err = program.communicate(timeout=20)
+    out, err = program.communicate(timeout=60)
     assert out == "done\n"
     assert err.count("not paused: no gateway") == 50

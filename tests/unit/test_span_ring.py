@@ -341,7 +341,7 @@ class Made:
         assert self._line() == "made"
 
     def end(self) -> None:
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=60)
 
 
 @pytest.fixture
