@@ -95,6 +95,7 @@ def said(text: str, word: str) -> list[str]:
     return line.split()[1:]
 
 
+@pytest.mark.long
 def test_what_changed_between_two_runs_is_what_the_second_uses(start, tmp_path):
     """Driver, task and actor are warm, belong to their own job, and import the user's current module in each run."""
     for value in (1, 22):
@@ -123,6 +124,7 @@ print("score", *ray.get(task.remote()))
 """
 
 
+@pytest.mark.long
 def test_forks_pause_as_started_processes_do(warm_cluster, tmp_path):
     """breakpoint() pauses in a fork; so does --break in the user's module and in a module that the zygote imported."""
     (tmp_path / "pausing.py").write_text(PAUSING)
