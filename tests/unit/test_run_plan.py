@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from raydebug.check.config import Need
-from raydebug.cli.run_plan import RunOptions, RunPlan, Surroundings, fit_gpus, plan_run
-from raydebug.cluster.runner import LocalRunner
+from raydebug.cli.run_plan import Facts, RunOptions, RunPlan, plan_run
 from raydebug.cluster.state import Cluster, Remote
 from raydebug.commands.trainings import read_command
 from raydebug.errors import Exit, RaydebugError
@@ -40,8 +38,8 @@ def plan(
     command: list[str], there: Cluster | None = None, environ: dict[str, str] | None = None, **given: Any
 ) -> RunPlan:
     """Return the plan for a command with these options."""
-    seen = Surroundings(read_command(command, {}, HERE), HERE, "/workspace", there, LocalRunner(sys.executable))
-    return plan_run(RunOptions(command=command, name="mine", **given), seen, environ or {})
+    facts = Facts(read_command(command, {}, HERE), "/workspace", there)
+    return plan_run(RunOptions(command=command, name="mine", **given), facts, environ or {})
 
 
 def refusal(command: list[str], there: Cluster | None = None, **given: Any) -> str:
@@ -168,8 +166,9 @@ def test_detached_run_alone() -> None:
 
 def fitted(need: Need | None, there: int | None, running: Cluster | None = None, asked: int | None = None) -> int:
     """Return the GPUs for a demand."""
-    options = RunOptions(command=PPO, name="mine", gpus=asked)
-    return fit_gpus(need, running, options, there, f"--gpus is {asked}")
+    reading = read_command(PPO, {}, HERE)
+    facts = Facts(reading, "/workspace", running, gpus=there, why_so_many=f"--gpus is {asked}", need=need)
+    return plan_run(RunOptions(command=PPO, name="mine", gpus=asked), facts, {}).gpus
 
 
 def test_gpus_of_a_cluster_that_is_started() -> None:

@@ -419,6 +419,7 @@ def test_job_verbs(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_run_says_the_job(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The line of `run` that names the job hides what its command has."""
     from raydebug.cli import launch
+    from raydebug.cli.run_plan import RunPlan
     from raydebug.jobs import submit
     from raydebug.jobs.submit import Job
 
@@ -426,5 +427,6 @@ def test_run_says_the_job(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(submit, "submit", lambda *_: "j1")
     monkeypatch.setattr(launch.render, "say", said.append)
     monkeypatch.setattr(launch.render, "out", said.append)
-    launch._run_job(cluster, Job(["env", "HF_TOKEN=abc", "x", "--api-key", "def"], "/x"), None, detach=True)
+    job = Job(["env", "HF_TOKEN=abc", "x", "--api-key", "def"], "/x")
+    launch._run_job(cluster, RunPlan("breakpoint", 0, job, None, []), detach=True)
     assert said == ["job j1: env HF_TOKEN=(hidden) x --api-key (hidden)", "j1"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from raydebug import render
 from raydebug.check.config import find_need
-from raydebug.cli.run_plan import RunOptions, Surroundings, fit_gpus, plan_run
+from raydebug.cli.run_plan import Facts, RunOptions, RunPlan, plan_run
 from raydebug.cli.status import warn_without_token
 from raydebug.client.breakpoint_specs import resolve_breaks
 from raydebug.cluster import environment, local, state
@@ -23,12 +23,10 @@ from raydebug.cluster.up import UpOptions
 from raydebug.commands.trainings import read_command
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.jobs import submit
-from raydebug.jobs.submit import Job
 from raydebug.profile.load import load_profile
 from raydebug.profile.swap import require_parts
 from raydebug.protocol.secrets import without_secret_arguments
 from raydebug.runs.folder import RunFolder
-from raydebug.stacks.hang_watch import HangWatch
 
 
 def launch(options: RunOptions, again: str | None = None) -> int:
@@ -41,56 +39,59 @@ def launch(options: RunOptions, again: str | None = None) -> int:
     """
     options = find_command(options, again)
     with Use(options.name) as use:
-        there = _look_and_require(options)
-        plan = plan_run(options, there, os.environ)
-        cluster, folder, runner = there.cluster, there.folder, there.runner
-        submit.find_program(options.command, folder, runner)
-        need = find_need(there.reading, folder, cluster, options.profile_in_force)
-        gpus = fit_gpus(need, cluster, options, *_gpus_there(cluster, options.gpus))
-        require_parts(options.tiny, runner, folder)
-        search = there.reading.python_path
-        breaks = resolve_breaks(options.breaks, runner=runner, working_dir=folder, search=search)
+        facts = find_facts(options)
+        plan = plan_run(options, facts, os.environ)
         for note in plan.notes:
             render.say(note)
+        cluster = facts.cluster
         if cluster is None or (cluster.is_local and state.read_status(cluster)["phase"] != "up"):
-            cluster = _start_cluster(options.name, gpus, plan.mode)
+            cluster = _start_cluster(options.name, plan)
         try:
-            return _run_job(cluster, replace(plan.job, breaks=breaks), plan.watch, detach=options.detach)
+            return _run_job(cluster, plan, detach=options.detach)
         finally:
             _leave(cluster, use)
 
 
-def _look_and_require(options: RunOptions) -> Surroundings:
-    """Return what is there: the command, and the cluster of its name.
+def find_facts(options: RunOptions) -> Facts:
+    """Ask for all that the plan needs: what the command is, what its cluster has, and what that finds.
 
     Raises:
-        RaydebugError: the profile, or the folder of the rollouts, is not.
+        RaydebugError: the profile, the folder of the rollouts, the program, a tiny part or a breakpoint is not there.
     """
-    folder = options.folder or Path.cwd()
+    folder, profile = options.folder or Path.cwd(), options.profile_in_force
     reading = read_command(options.command, os.environ, folder)
     if options.rollouts is not None:
         options.rollouts.require(folder)
-    if options.profile_in_force is not None:
-        load_profile(options.profile_in_force)
+    if profile is not None:
+        load_profile(profile)
     cluster = find_running(options.name)
-    runner = LocalRunner(find_interpreter()) if cluster is None else kind_of(cluster).runner()
+    kind = None if cluster is None else kind_of(cluster)
+    runner = LocalRunner(find_interpreter()) if kind is None else kind.runner()
     if options.upload is not None:
-        if cluster is None or not cluster.is_of_nodes:
-            raise UsageError(
-                "--upload and --no-upload are for a cluster whose nodes are other machines",
-                cause=f"the jobs of cluster '{options.name}' run in this folder itself",
-                fix="leave it out",
-                code="run.no-nodes",
-            )
-        note_shared(cluster, folder, shared=not options.upload)
-    return Surroundings(reading, folder, runner.folder(folder), cluster, runner)
+        _note_shared(cluster, folder, options)
+    submit.find_program(options.command, folder, runner)
+    require_parts(options.tiny, runner, folder)
+    return Facts(
+        reading,
+        runner.folder(folder),
+        cluster,
+        gpus=environment.choose_gpus(options.gpus, os.environ) if kind is None else kind.gpus(),
+        why_so_many=environment.why_so_many(options.gpus, os.environ) if kind is None else "",
+        need=find_need(reading, folder, cluster, profile),
+        breaks=resolve_breaks(options.breaks, runner=runner, working_dir=folder, search=reading.python_path),
+    )
 
 
-def _gpus_there(cluster: Cluster | None, asked: int | None) -> tuple[int | None, str]:
-    """Return the logical GPUs of the cluster, or of the one that is started here, and the reason for the latter."""
-    if cluster is not None:
-        return kind_of(cluster).gpus(), ""
-    return environment.choose_gpus(asked, os.environ), environment.why_so_many(asked, os.environ)
+def _note_shared(cluster: Cluster | None, folder: Path, options: RunOptions) -> None:
+    """Note for the cluster whether its nodes share the folder, as the user has said."""
+    if cluster is None or not cluster.is_of_nodes:
+        raise UsageError(
+            "--upload and --no-upload are for a cluster whose nodes are other machines",
+            cause=f"the jobs of cluster '{options.name}' run in this folder itself",
+            fix="leave it out",
+            code="run.no-nodes",
+        )
+    note_shared(cluster, folder, shared=not options.upload)
 
 
 def find_command(options: RunOptions, again: str | None) -> RunOptions:
@@ -127,10 +128,10 @@ def find_command(options: RunOptions, again: str | None) -> RunOptions:
     )
 
 
-def _start_cluster(name: str, gpus: int, mode: str) -> Cluster:
+def _start_cluster(name: str, plan: RunPlan) -> Cluster:
     """Start a local cluster that ends with the last `run` that uses it, or wait for the one that starts."""
     with render.waiting(f"no cluster '{name}' runs: starting one on this machine"):
-        cluster, _ = local.bring_up(UpOptions(name=name, gpus=gpus, debugger=mode, owner=os.getpid()))
+        cluster, _ = local.bring_up(UpOptions(name=name, gpus=plan.gpus, debugger=plan.mode, owner=os.getpid()))
     warn_without_token(cluster)
     return cluster
 
@@ -149,9 +150,9 @@ def _leave(cluster: Cluster, use: Use) -> None:
             local.take_down(cluster)
 
 
-def _run_job(cluster: Cluster, job: Job, watch: HangWatch | None, *, detach: bool) -> int:
-    submission_id = submit.submit(cluster, job)
-    command = " ".join(without_secret_arguments(job.command))
+def _run_job(cluster: Cluster, plan: RunPlan, *, detach: bool) -> int:
+    submission_id = submit.submit(cluster, plan.job)
+    command = " ".join(without_secret_arguments(plan.job.command))
     render.say(render.visible(f"job {submission_id}: {command[:200]}", keep=""))
     if detach:
         with contextlib.suppress(OSError):  # by its folder, `job` knows that the job was submitted from here
@@ -161,4 +162,4 @@ def _run_job(cluster: Cluster, job: Job, watch: HangWatch | None, *, detach: boo
     from raydebug.cli.diagnose import explain
     from raydebug.jobs.follow import follow_job  # while the job starts
 
-    return follow_job(cluster, submission_id, explain, None if watch is None else watch.watch)
+    return follow_job(cluster, submission_id, explain, None if plan.watch is None else plan.watch.watch)

@@ -27,6 +27,7 @@ from raydebug.protocol.secrets import without_secret_arguments
 if TYPE_CHECKING:
     from raydebug.check.stages import Outcome
     from raydebug.check.target import Target
+    from raydebug.cli.run_plan import RunOptions
     from raydebug.profile.rollouts import Rollouts
 
 TRY_PROFILE = "debug"
@@ -35,118 +36,134 @@ _DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="Run nothing: show the command that would run, and why each setting changes."),
 ]
+_Command = Annotated[list[str] | None, typer.Argument(help="The command, after `--`.", metavar="-- COMMAND...")]
+_Profile = Annotated[
+    str | None,
+    typer.Option(help="Apply a profile to a training command, such as debug.", metavar="PROFILE"),
+]
+_Breaks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--break",
+        help="Stop at file.py:LINE, file.py:function or package.module:function, in any worker. Conditions follow"
+        " after commas: if=EXPR, rank=0, step>=3, every=100, once, max=5, timeout=60s; log=TEXT only writes.",
+        metavar="WHERE",
+    ),
+]
+_StopWhen = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stop-when",
+        help="Stop the trainer at the end of a step when this holds, such as 'actor/grad_norm > 100',"
+        " 'nan(actor/pg_loss)', 'critic/rewards/mean == 0 for 5 steps', 'memory > 0.95'; repeatable.",
+        metavar="CONDITION",
+    ),
+]
+_StopOn = Annotated[
+    str | None,
+    typer.Option(
+        "--stop-on",
+        help="nonfinite: stop a rank at the first module whose output or gradient is NaN or infinite (slower).",
+        metavar="WHAT",
+    ),
+]
+_KeepWatchdogs = Annotated[
+    bool,
+    typer.Option("--keep-watchdogs", help="Leave the time limits alone by which torch and vLLM end long pauses."),
+]
+_HangAfter = Annotated[
+    float | None,
+    typer.Option(
+        "--hang-after",
+        help="After so long without a step that ended, whatever moves, write the stacks of all processes and a"
+        " verdict. 0: never. Default: 600, or 5 median steps, for a training of a known trainer, else never.",
+        min=0,
+        metavar="SECONDS",
+    ),
+]
+_OnHang = Annotated[
+    Literal["report", "pause", "stop"],
+    typer.Option(
+        "--on-hang",
+        help="Then also pause the process that the verdict names, or stop the job (exit code 124).",
+        metavar="report|pause|stop",
+    ),
+]
+_NoSpans = Annotated[
+    bool, typer.Option("--no-spans", help="Record no phases, samples, requests and tasks for `raydebug trace`.")
+]
+_GpuHistory = Annotated[
+    bool,
+    typer.Option(
+        "--gpu-history",
+        help="Record who allocates GPU memory, for the snapshot of an out of memory. --profile debug does.",
+    ),
+]
+_Record = Annotated[
+    Path | None,
+    typer.Option("--record", help="Keep the rollouts of the first two steps in a new folder.", metavar="DIR"),
+]
+_Replay = Annotated[
+    Path | None,
+    typer.Option("--replay", help="Train on the rollouts of a record; no rollout engine starts.", metavar="DIR"),
+]
+_Only = Annotated[
+    Literal["rollout", "train"] | None,
+    typer.Option(
+        "--only",
+        help="rollout: generate, score and make no update. train: with --replay, make updates alone.",
+        metavar="rollout|train",
+    ),
+]
+_Upload = Annotated[
+    bool | None,
+    typer.Option(
+        "--upload/--no-upload",
+        help="Where the nodes are other machines: copy this folder there, or use their own of this name. Default:"
+        " copy it, unless they share it.",
+        show_default=False,
+    ),
+]
+_Detach = Annotated[bool, typer.Option("--detach", help="Leave the job running and return at once.")]
+_Again = Annotated[
+    str | None,
+    typer.Option(
+        "--again",
+        help="Run the command of a recorded run again, with the fix of its diagnosis if that can be applied.",
+        metavar="RUN",
+    ),
+]
+_Verl = Annotated[
+    str | None,
+    typer.Option(metavar="VERSION", help="With --dry-run: take verl for this version, such as 0.7.1."),
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON document on stdout.")]
 
 
 def run(
-    command: Annotated[
-        list[str] | None, typer.Argument(help="The command, after `--`.", metavar="-- COMMAND...")
-    ] = None,
-    profile: Annotated[
-        str | None,
-        typer.Option(help="Apply a profile to a training command, such as debug.", metavar="PROFILE"),
-    ] = None,
+    command: _Command = None,
+    profile: _Profile = None,
     model: TinyModel = None,
     data: TinyData = None,
     debugger: Debugger = None,
-    breaks: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--break",
-            help="Stop at file.py:LINE, file.py:function or package.module:function, in any worker. Conditions follow"
-            " after commas: if=EXPR, rank=0, step>=3, every=100, once, max=5, timeout=60s; log=TEXT only writes.",
-            metavar="WHERE",
-        ),
-    ] = None,
-    stop_when: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--stop-when",
-            help="Stop the trainer at the end of a step when this holds, such as 'actor/grad_norm > 100',"
-            " 'nan(actor/pg_loss)', 'critic/rewards/mean == 0 for 5 steps', 'memory > 0.95'; repeatable.",
-            metavar="CONDITION",
-        ),
-    ] = None,
-    stop_on: Annotated[
-        str | None,
-        typer.Option(
-            "--stop-on",
-            help="nonfinite: stop a rank at the first module whose output or gradient is NaN or infinite (slower).",
-            metavar="WHAT",
-        ),
-    ] = None,
-    keep_watchdogs: Annotated[
-        bool,
-        typer.Option("--keep-watchdogs", help="Leave the time limits alone by which torch and vLLM end long pauses."),
-    ] = False,
-    hang_after: Annotated[
-        float | None,
-        typer.Option(
-            "--hang-after",
-            help="After so long without a step that ended, whatever moves, write the stacks of all processes and a"
-            " verdict. 0: never. Default: 600, or 5 median steps, for a training of a known trainer, else never.",
-            min=0,
-            metavar="SECONDS",
-        ),
-    ] = None,
-    on_hang: Annotated[
-        Literal["report", "pause", "stop"],
-        typer.Option(
-            "--on-hang",
-            help="Then also pause the process that the verdict names, or stop the job (exit code 124).",
-            metavar="report|pause|stop",
-        ),
-    ] = "report",
-    no_spans: Annotated[
-        bool, typer.Option("--no-spans", help="Record no phases, samples, requests and tasks for `raydebug trace`.")
-    ] = False,
-    gpu_history: Annotated[
-        bool,
-        typer.Option(
-            "--gpu-history",
-            help="Record who allocates GPU memory, for the snapshot of an out of memory. --profile debug does.",
-        ),
-    ] = False,
-    record: Annotated[
-        Path | None,
-        typer.Option("--record", help="Keep the rollouts of the first two steps in a new folder.", metavar="DIR"),
-    ] = None,
-    replay: Annotated[
-        Path | None,
-        typer.Option("--replay", help="Train on the rollouts of a record; no rollout engine starts.", metavar="DIR"),
-    ] = None,
-    only: Annotated[
-        Literal["rollout", "train"] | None,
-        typer.Option(
-            "--only",
-            help="rollout: generate, score and make no update. train: with --replay, make updates alone.",
-            metavar="rollout|train",
-        ),
-    ] = None,
-    upload: Annotated[
-        bool | None,
-        typer.Option(
-            "--upload/--no-upload",
-            help="Where the nodes are other machines: copy this folder there, or use their own of this name. Default:"
-            " copy it, unless they share it.",
-            show_default=False,
-        ),
-    ] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Leave the job running and return at once.")] = False,
+    breaks: _Breaks = None,
+    stop_when: _StopWhen = None,
+    stop_on: _StopOn = None,
+    keep_watchdogs: _KeepWatchdogs = False,
+    hang_after: _HangAfter = None,
+    on_hang: _OnHang = "report",
+    no_spans: _NoSpans = False,
+    gpu_history: _GpuHistory = False,
+    record: _Record = None,
+    replay: _Replay = None,
+    only: _Only = None,
+    upload: _Upload = None,
+    detach: _Detach = False,
     gpus: _Gpus = None,
-    again: Annotated[
-        str | None,
-        typer.Option(
-            "--again",
-            help="Run the command of a recorded run again, with the fix of its diagnosis if that can be applied.",
-            metavar="RUN",
-        ),
-    ] = None,
+    again: _Again = None,
     dry_run: _DryRun = False,
-    verl: Annotated[
-        str | None,
-        typer.Option(metavar="VERSION", help="With --dry-run: take verl for this version, such as 0.7.1."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON document on stdout.")] = False,
+    verl: _Verl = None,
+    as_json: _AsJson = False,
     trainer: TrainerName = None,
     name: Name = "default",
 ) -> None:
@@ -157,7 +174,7 @@ def run(
       raydebug run --break 'my.reward:compute_score,rank=0,once' -- python train.py
       raydebug run --again last
     """
-    from raydebug.cli.launch import find_command, launch
+    from raydebug.cli.launch import launch
     from raydebug.cli.run_plan import RunOptions
 
     options = RunOptions(
@@ -179,18 +196,23 @@ def run(
         gpus=gpus,
         upload=upload,
     )
-    if dry_run:
-        from raydebug.cli.dry_run import show_command
+    if dry_run or verl is not None or as_json:
+        raise typer.Exit(_show_command(options, again, verl, dry_run=dry_run, as_json=as_json))
+    raise typer.Exit(launch(options, again))
 
-        raise typer.Exit(show_command(find_command(options, again), version=verl, as_json=as_json))
-    if verl is not None or as_json:
+
+def _show_command(options: RunOptions, again: str | None, version: str | None, *, dry_run: bool, as_json: bool) -> int:
+    from raydebug.cli.dry_run import show_command
+    from raydebug.cli.launch import find_command
+
+    if not dry_run:
         raise UsageError(
             "--verl and --json are for --dry-run",
             cause="a run takes the verl that is there, and prints what its job prints",
             fix="leave them out, or add --dry-run",
             code="run.no-dry-run",
         )
-    raise typer.Exit(launch(options, again))
+    return show_command(find_command(options, again), version=version, as_json=as_json)
 
 
 def _rollouts(record: Path | None, replay: Path | None, only: str | None) -> Rollouts | None:

@@ -1,4 +1,4 @@
-"""What `raydebug run` will do, decided from its options and from what is there. Nothing here looks or acts."""
+"""What `raydebug run` will do, decided from its options and from what is facts. Nothing here looks or acts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 from raydebug.check.config import Need
-from raydebug.cluster.runner import Runner
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.commands.trainings import Reading
 from raydebug.errors import RaydebugError, UsageError
@@ -17,6 +16,7 @@ from raydebug.jobs.submit import Job
 from raydebug.profile.load import BASE
 from raydebug.profile.rollouts import Rollouts
 from raydebug.protocol import variables
+from raydebug.protocol.records import BreakpointSpec
 from raydebug.settings.debugger import WIDE_S, choose_mode, recorder_variables, widened
 from raydebug.stacks.hang_watch import HangWatch
 
@@ -63,22 +63,26 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What is there when a command is to be run.
+class Facts:
+    """What was found before a command is run; nothing is asked again.
 
     Args:
         reading: the command with its trainings.
-        folder: where it runs, on this machine.
-        working_dir: the same folder as the cluster calls it.
+        working_dir: where it runs, as the cluster calls that folder.
         cluster: the running one of this name.
-        runner: runs the cluster's Python.
+        gpus: logical GPUs of that cluster, or of this machine without one; None where they are not known.
+        why_so_many: the reason for their number, without a cluster.
+        need: what the command asks for; None where it is not known.
+        breaks: where it stops.
     """
 
     reading: Reading
-    folder: Path
     working_dir: str
-    cluster: Cluster | None
-    runner: Runner
+    cluster: Cluster | None = None
+    gpus: int | None = None
+    why_so_many: str = ""
+    need: Need | None = None
+    breaks: list[BreakpointSpec] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -87,31 +91,33 @@ class RunPlan:
 
     Args:
         mode: the debugger's, of a cluster that is started for the command.
-        job: all of it but its breakpoints, which the cluster's Python finds.
+        gpus: logical GPUs of the cluster.
+        job: what is submitted.
         watch: for a job that hangs.
         notes: lines for the user before it starts.
     """
 
     mode: str
+    gpus: int
     job: Job
     watch: HangWatch | None
     notes: list[str]
 
 
-def plan_run(options: RunOptions, there: Surroundings, environ: Mapping[str, str]) -> RunPlan:
+def plan_run(options: RunOptions, facts: Facts, environ: Mapping[str, str]) -> RunPlan:
     """Return the plan for a command.
 
     Raises:
-        RaydebugError: one of the options is not possible there.
+        RaydebugError: one of the options is not possible facts.
     """
     mode, origin = choose_mode(options.debugger, environ)
-    in_force = mode if there.cluster is None or origin != "default" else there.cluster.debugger
-    tripwires, notes = tripwire_variables(options.stop_when, options.stop_on, there.reading, in_force)
-    if options.profile_in_force is not None and not there.reading.trainings and not there.reading.unreadable:
+    in_force = mode if facts.cluster is None or origin != "default" else facts.cluster.debugger
+    tripwires, notes = tripwire_variables(options.stop_when, options.stop_on, facts.reading, in_force)
+    if options.profile_in_force is not None and not facts.reading.trainings and not facts.reading.unreadable:
         notes.insert(0, "note: no training command is found; the profile applies to one that this command starts")
-    if options.detach and (there.cluster is None or there.cluster.owner):
-        raise _detached_alone(options.name, there.cluster)
-    watch = _watch_for_hangs(options, there, in_force)
+    if options.detach and (facts.cluster is None or facts.cluster.owner):
+        raise _detached_alone(options.name, facts.cluster)
+    watch = _watch_for_hangs(options, facts, in_force)
     debugging: dict[str, str] = {}
     if in_force != "off":
         limits = {} if options.keep_watchdogs else widened(environ)
@@ -120,45 +126,38 @@ def plan_run(options: RunOptions, there: Surroundings, environ: Mapping[str, str
         debugging = limits | recorder_variables(environ)
     job = Job(
         command=options.command,
-        working_dir=there.working_dir,
+        working_dir=facts.working_dir,
         debugger=None if origin == "default" else mode,
         profile=options.profile_in_force,
         tiny=options.tiny,
         rollouts="" if options.rollouts is None else options.rollouts.as_variable(),
         variables=debugging | tripwires | _history_variables(options),
+        breaks=facts.breaks,
         spans=options.spans,
     )
-    return RunPlan(mode, job, watch, notes)
+    return RunPlan(mode, _fit_gpus(options, facts), job, watch, notes)
 
 
 def _history_variables(options: RunOptions) -> dict[str, str]:
     return {variables.GPU_HISTORY: "1"} if options.gpu_history or options.profile_in_force == "debug" else {}
 
 
-def fit_gpus(
-    need: Need | None, cluster: Cluster | None, options: RunOptions, gpus_there: int | None, why_so_many: str
-) -> int:
-    """Return how many logical GPUs the cluster has, or is to have where this starts it.
-
-    Args:
-        need: of the command; None where it is not known.
-        cluster: the one that runs.
-        options: the user's.
-        gpus_there: those of that cluster, or of this machine without one; None where they are not known.
-        why_so_many: the reason for their number, without a cluster.
+def _fit_gpus(options: RunOptions, facts: Facts) -> int:
+    """Return how many logical GPUs the cluster has, or is to have where it is started for the command.
 
     Raises:
         RaydebugError: the command asks for more.
     """
+    need, cluster, gpus = facts.need, facts.cluster, facts.gpus
     if need is None:
-        return gpus_there or 0
+        return gpus or 0
     if cluster is None and options.gpus is None and need.on_cpu:
         return need.gpus
-    if gpus_there is None or need.gpus <= gpus_there:
-        return gpus_there or 0
+    if gpus is None or need.gpus <= gpus:
+        return gpus or 0
     named = name_option(options.name)
     if cluster is None:
-        why = why_so_many
+        why = facts.why_so_many
         more = f"--gpus {need.gpus}, or `raydebug up{named} --gpus {need.gpus}` first"
         fix = more if need.on_cpu else f"run it where there are as many GPUs, or for logical ones {more}"
     elif cluster.owner:  # `down` would end the job of that run
@@ -168,17 +167,17 @@ def fit_gpus(
         why, fix = "its nodes have no more", f"`raydebug down{named}`, then `raydebug up{named} --gpus N`"
     per_node, nodes = need.keys
     raise UsageError(
-        f"the command asks for {need.gpus} GPUs, cluster '{options.name}' has {gpus_there}",
+        f"the command asks for {need.gpus} GPUs, cluster '{options.name}' has {gpus}",
         cause=f"{per_node} times {nodes} is {need.gpus}; {why}",
         fix=f"{fix}, or a smaller {per_node}",
         code="run.gpus",
     )
 
 
-def _watch_for_hangs(options: RunOptions, there: Surroundings, mode: str) -> HangWatch | None:
+def _watch_for_hangs(options: RunOptions, facts: Facts, mode: str) -> HangWatch | None:
     """Return the watch for a job that makes no progress; by default only a training, whose steps are known, has one."""
-    after_s, by_steps = options.hang_after_s, bool(there.reading.trainings)
-    refusal = _why_unwatched(mode, there.cluster, detach=options.detach)
+    after_s, by_steps = options.hang_after_s, bool(facts.reading.trainings)
+    refusal = _why_unwatched(mode, facts.cluster, detach=options.detach)
     if after_s == 0 or (after_s is None and (refusal is not None or not by_steps)):
         return None
     if refusal is not None:
