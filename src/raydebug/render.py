@@ -304,11 +304,7 @@ def phases(what: str) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
     """Show a spinner on stderr while something takes its time; one plain line where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        say(f"{what} ...")
-        yield
-        return
-    with console(to_stderr=True).status(_plain(what)):
+    with phases(what):
         yield
 
 

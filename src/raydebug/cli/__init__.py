@@ -32,7 +32,9 @@ def _run(arguments: list[str]) -> int:
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug, as_json = "--debug" in own, "--json" in own
     if debug:
-        _log_commands()
+        import logging
+
+        logging.basicConfig(level=logging.DEBUG, stream=sys.stderr, format="%(name)s: %(message)s")
     words = [word for at, word in enumerate(arguments) if not (word == "--debug" and at < len(own))]
     try:
         code = _call(words)
@@ -58,18 +60,6 @@ def _call(words: list[str]) -> object:
     return app(args=words, prog_name="raydebug", standalone_mode=False)
 
 
-def _log_commands() -> None:
-    import logging
-
-    logging.basicConfig(level=logging.DEBUG, stream=sys.stderr, format="%(name)s: %(message)s")
-
-
-def _options_given() -> list[str]:
-    """Return the names of the options before `--`; values and the user's command may hold secrets."""
-    own = itertools.takewhile(lambda word: word != "--", sys.argv[1:])
-    return [word.partition("=")[0] for word in own if word.startswith("-")]
-
-
 def _code_of(error: Exception, *, debug: bool, as_json: bool) -> int:
     """Report an error of click, or one that nobody has foreseen, and return the exit code."""
     # By what they can say, not by class: typer brings a click of its own, or uses the installed one, by version.
@@ -86,9 +76,11 @@ def _code_of(error: Exception, *, debug: bool, as_json: bool) -> int:
         takes_command = context is not None and "COMMAND" in context.get_usage()
         if takes_command and "--" not in sys.argv:  # click has read the user's command as ours
             fix = f"put the command after `--`: `{line} -- python ...`; {fix}"
+        own = itertools.takewhile(lambda word: word != "--", sys.argv[1:])
+        options = [word.partition("=")[0] for word in own if word.startswith("-")]  # values may hold secrets
         usage = UsageError(
             say().rstrip("."),
-            cause=f"the command line: {' '.join([line, *_options_given()])}",
+            cause=f"the command line: {' '.join([line, *options])}",
             fix=fix,
         )
         render.error(usage, as_json=as_json)

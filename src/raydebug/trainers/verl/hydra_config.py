@@ -8,13 +8,36 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 from raydebug.findings import describe_exception
 from raydebug.trainers.config import CannotCompose
 from raydebug.trainers.verl.config_files import MainConfig, leaves
 from raydebug.trainers.verl.plain_config import resolved
+
+_CORE = "verl.trainer.ppo.core_algos"
+# What verl is asked beside its own check: a key, the function that refuses a value of it, and this value.
+_ASKED: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
+    (
+        "actor_rollout_ref.rollout",
+        *("verl.utils.config", "omega_conf_to_dataclass"),
+        lambda config: config.actor_rollout_ref.rollout,
+    ),
+    (
+        "actor_rollout_ref.model.external_lib",
+        *("verl.utils.import_utils", "import_external_libs"),
+        lambda config: config.actor_rollout_ref.model.get("external_lib"),
+    ),
+    ("algorithm.adv_estimator", _CORE, "get_adv_estimator_fn", lambda config: config.algorithm.adv_estimator),
+    (
+        "actor_rollout_ref.actor.policy_loss.loss_mode",
+        *(_CORE, "get_policy_loss_fn"),
+        lambda config: config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"),
+    ),
+    ("data.custom_cls", "verl.utils.dataset.rl_dataset", "get_dataset_class", lambda config: config.data),
+)
 
 
 def compose(main: MainConfig, arguments: Sequence[str]) -> Any:
@@ -73,7 +96,7 @@ def ask_verl(config: Any) -> dict[str, str] | None:
     """
     try:
         from verl.trainer.ppo.utils import need_critic, need_reference_policy
-        from verl.utils.config import omega_conf_to_dataclass, validate_config
+        from verl.utils.config import validate_config
     except ImportError as failure:
         if _is_older(failure):
             return None
@@ -86,15 +109,10 @@ def ask_verl(config: Any) -> dict[str, str] | None:
         )
     except Exception as failure:  # noqa: BLE001 - assertions, ValueError, Hydra's own errors
         return {**describe_exception(failure), "part": "validate_config"}
-    for part, ask in (
-        ("actor_rollout_ref.rollout", lambda: omega_conf_to_dataclass(config.actor_rollout_ref.rollout)),
-        ("actor_rollout_ref.model.external_lib", lambda: _import_own(config)),
-        ("algorithm.adv_estimator", lambda: _find_estimator(config)),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode", lambda: _find_loss(config)),
-        ("data.custom_cls", lambda: _find_dataset(config)),
-    ):
+    sys.path.insert(0, "")  # the user's own modules may register what is asked for after them
+    for part, module, function, value_of in _ASKED:
         try:
-            ask()
+            getattr(import_module(module), function)(value_of(config))
         except AttributeError:
             continue  # an older verl has no such function or key
         except Exception as failure:  # noqa: BLE001 - as above
@@ -106,29 +124,3 @@ def ask_verl(config: Any) -> dict[str, str] | None:
 def _is_older(failure: Exception) -> bool:
     """Return whether an older verl, or a fork, has no such function."""
     return isinstance(failure, ImportError) and (failure.name or "").partition(".")[0] == "verl"
-
-
-def _import_own(config: Any) -> None:
-    """Import the user's own modules: they may register what is asked for next."""
-    from verl.utils.import_utils import import_external_libs
-
-    sys.path.insert(0, "")
-    import_external_libs(config.actor_rollout_ref.model.get("external_lib"))
-
-
-def _find_estimator(config: Any) -> None:
-    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-
-    get_adv_estimator_fn(config.algorithm.adv_estimator)
-
-
-def _find_loss(config: Any) -> None:
-    from verl.trainer.ppo.core_algos import get_policy_loss_fn
-
-    get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
-
-
-def _find_dataset(config: Any) -> None:
-    from verl.utils.dataset.rl_dataset import get_dataset_class
-
-    get_dataset_class(config.data)
