@@ -226,9 +226,9 @@ def readme(text: str) -> str:
 
 def code_table() -> str:
     """Return the table of findings' codes of docs/03-checks.md."""
-    from raydebug.findings import CODES
+    from raydebug.findings import meanings
 
-    rows = [f"| `{code}` | {_cell(meaning)} |" for code, meaning in CODES.items()]
+    rows = [f"| `{code}` | {_cell(meaning)} |" for code, meaning in meanings()]
     return "\n".join(["| code | meaning |", "|---|---|", *rows])
 
 

@@ -19,7 +19,7 @@ from raydebug.check.target import NoAnswer, Target, facts_of, find_target
 from raydebug.cluster.runner import LocalRunner
 from raydebug.commands import trainings
 from raydebug.errors import RaydebugError
-from raydebug.findings import Finding, error, warning
+from raydebug.findings import Finding
 from raydebug.settings.flavours import install
 from raydebug.trainers.registry import recognise
 from raydebug.trainers.verl.batch_sizes import judge_batch
@@ -179,7 +179,9 @@ def test_a_probe_that_refuses_the_command() -> None:
     refusal = {"message": "no setting 'a.b'", "cause": "the nearest is a.c", "fix": "write a.c"}
     with pytest.raises(NoAnswer) as caught:
         facts_of({"refused": refusal}, "data", 10)
-    assert caught.value.finding == error("check.refused", "no setting 'a.b'", why="the nearest is a.c", fix="write a.c")
+    assert caught.value.finding == Finding(
+        "check.refused", "error", "no setting 'a.b'", "the nearest is a.c", "write a.c"
+    )
 
 
 def test_a_probe_without_a_package() -> None:
@@ -187,11 +189,12 @@ def test_a_probe_without_a_package() -> None:
     failure = {"type": "ModuleNotFoundError", "message": "No module named 'hydra'", "where": "a.py:27"}
     with pytest.raises(NoAnswer) as caught:
         facts_of({"failed": failure}, "data", 10)
-    assert caught.value.finding == error(
+    assert caught.value.finding == Finding(
         "env.package-missing",
+        "error",
         "the check 'data' needs hydra, which the cluster's Python lacks",
-        why="a.py:27 imports it",
-        fix=f"check in the environment of the training, or install a flavour: {install(flavour='cpu')}",
+        "a.py:27 imports it",
+        f"check in the environment of the training, or install a flavour: {install(flavour='cpu')}",
     )
 
 
@@ -349,8 +352,8 @@ def test_fixes_are_applied() -> None:
     """A fix replaces every override of its key, unsets variables on both sides, and is written as a shell line."""
     before = Fixed(target("data.train_batch_size=3", "+x.y=1", "data.train_batch_size=5"))
     findings = [
-        error("command.batch", "w", why="", fix="", overrides={"data.train_batch_size": "8", "x.y": None}),
-        warning("env.slow-flag", "w", why="", fix="", variables={"A": None, "B": "2"}),
+        Finding("command.batch", "error", "w", "", "", overrides={"data.train_batch_size": "8", "x.y": None}),
+        Finding("env.slow-flag", "warning", "w", "", "", variables={"A": None, "B": "2"}),
     ]
     after = apply_fixes(before, findings)
     assert after.as_command() == "env -uA B=2 python -m verl.trainer.main_ppo data.train_batch_size=8"

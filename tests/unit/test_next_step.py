@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from raydebug.check.output import Tried, next_steps
 from raydebug.check.stages import FAILED, PASSED, Outcome
-from raydebug.findings import Finding, error
+from raydebug.findings import Finding
 
 WELL = Tried("bash train.sh", [Outcome("env", PASSED, 0.1, 0.3)], 0, 61.4, None, cluster=True, name="default")
 
@@ -51,13 +51,11 @@ def test_failed_run() -> None:
 
 def test_failed_check() -> None:
     """A failed stage names `--fix` where a fix is a setting, and the user's hands where it is not."""
-    setting = error(
-        "command.batch", "9 rows", why="they do not divide", fix="8", overrides={"data.train_batch_size": "8"}
-    )
+    setting = Finding("command.batch", "error", "9 rows", "they do not divide", "8", {"data.train_batch_size": "8"})
     lines = list(next_steps(refused(setting)))
     assert lines[0] == "tried: stage data failed; nothing was run"
     assert lines[1] == "next: raydebug check data --fix --profile debug -- bash train.sh"
-    by_hand = error("data.file-missing", "no file", why="it is not there", fix="make it")
+    by_hand = Finding("data.file-missing", "error", "no file", "it is not there", "make it")
     assert list(next_steps(refused(by_hand)))[1] == "next: fix that and try again; stages that passed are not run twice"
 
 

@@ -22,7 +22,7 @@ from raydebug.check.target import Target
 from raydebug.cluster.runner import LocalRunner
 from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError
-from raydebug.findings import error
+from raydebug.findings import Finding
 from raydebug.jobs import memory_samples, recorder
 from raydebug.jobs.memory_samples import Memory
 from raydebug.jobs.phases import MOST_STEPS, Phases
@@ -426,7 +426,7 @@ def test_check_leaves_a_folder(tmp_path: Path) -> None:
     """A check is recorded with its stages as phases and its findings, no secret in its command, and has a page."""
     command = ("python", "-m", "verl.trainer.main_ppo", "trainer.wandb.api_key=x1y2z3")
     target = Target(command, None, tmp_path, LocalRunner(sys.executable), {}, {}, profile="debug")
-    finding = error("data.column-missing", "no column 'prompt'", why="verl reads it", fix="data.prompt_key=question")
+    finding = Finding("data.column-missing", "error", "no column 'prompt'", "verl reads it", "data.prompt_key=question")
     outcomes = [
         Outcome("env", SKIPPED, 0.0, 0.3, reason="it passed before"),
         Outcome("data", FAILED, 1.5, 10.0, [finding]),

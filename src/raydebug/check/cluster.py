@@ -16,7 +16,7 @@ from raydebug.cluster.dashboard import ENDED, Dashboard
 from raydebug.cluster.locks import Use
 from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError, UsageError
-from raydebug.findings import Finding, error, note
+from raydebug.findings import Finding, finding
 from raydebug.jobs.submit import Job, submit
 from raydebug.process import SAFE_PATH
 
@@ -69,14 +69,7 @@ def _run(cluster: Cluster, job: Job) -> Facts:
     lines = [line for line in log.splitlines() if line.startswith(MARK)]
     if not lines:
         last = log.strip().splitlines()[-1:] or ["(it printed nothing)"]
-        raise NoAnswer(
-            error(
-                "cluster.no-job",
-                "the cluster did not run the job that asks it",
-                why=f"{shlex.join(job.command[:3])} printed last: {last[0][:300]}",
-                fix="see `raydebug ps` and `raydebug logs head`",
-            )
-        )
+        raise NoAnswer(finding("cluster.no-job", program=shlex.join(job.command[:3]), last=last))
     return facts_of(json.loads(lines[-1].removeprefix(MARK)), "cluster", 3 * BUDGET_S)
 
 
@@ -98,19 +91,9 @@ def _nodes(nodes: list[Mapping[str, Any]]) -> Iterator[Finding]:
         if not node["alive"]:
             if node["ip"] in alive:
                 continue
-            yield error(
-                "cluster.node",
-                f"node {node['ip']} is dead",
-                why=node["why"] or "Ray gives no reason",
-                fix="`raydebug down` and `raydebug up`, or start its container or `ray start` again",
-            )
+            yield finding("cluster.node.dead", node=node, reason=node["why"] or "Ray gives no reason")
         elif "silent" in node:
-            yield error(
-                "cluster.node",
-                f"node {node['ip']} runs no task",
-                why=node["silent"],
-                fix="look into its logs (`raydebug logs worker`); a worker that cannot start says why there",
-            )
+            yield finding("cluster.node.silent", node=node)
 
 
 def _environments(nodes: list[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -133,38 +116,22 @@ def _clocks(nodes: list[Mapping[str, Any]]) -> Iterator[Finding]:
     for node in nodes:
         off = abs(node.get("clock_off_s", 0.0)) - node.get("clock_known_to_s", 0.0)
         if off > CLOCK_OFF_S:
-            yield error(
-                "cluster.clock",
-                f"the clock of node {node['ip']} is off by {node['clock_off_s']:+.1f} s",
-                why="against the head's; timestamps of logs, snapshots and profiles do not fit together",
-                fix="let it follow a time server: `timedatectl set-ntp true` on that host",
-            )
+            yield finding("cluster.clock", node=node)
 
 
 def _ports(unreachable: list[Mapping[str, Any]]) -> Iterator[Finding]:
     for pair in unreachable[:5]:
-        yield error(
-            "cluster.ports",
-            f"{pair['from']} cannot reach {pair['to']}, port {pair.get('port', '?')}",
-            why=f"{pair['why']}; Ray's workers, NCCL and gloo meet on free ports of every node",
-            fix="let the nodes reach each other on all ports (firewall, security group, network of the containers)",
-        )
+        yield finding("cluster.ports", pair=pair, port=pair.get("port", "?"))
 
 
 def _sum(found: Mapping[str, Any]) -> Iterator[Finding]:
     if "skipped" in found:
-        yield note(
-            "cluster.all-reduce",
-            "no all-reduce was tried",
-            why=found["skipped"],
-            fix="a flavour with torch, on nodes that Ray gives the GPUs",
-        )
+        yield finding("cluster.all-reduce.not-tried", skipped=found["skipped"])
     elif "failed" in found or not found["right"]:
-        yield error(
-            "cluster.all-reduce",
-            f"an all-reduce by {found['backend']} over {found['ranks']} nodes "
-            + ("failed" if "failed" in found else "gave a wrong sum"),
-            why=found.get("failed", "a link or a GPU computes wrongly"),
-            fix="NCCL_SOCKET_IFNAME/GLOO_SOCKET_IFNAME must name an interface that the nodes share;"
-            " NCCL_DEBUG=INFO says which was taken",
+        yield finding(
+            "cluster.all-reduce.wrong",
+            backend=found["backend"],
+            ranks=found["ranks"],
+            outcome="failed" if "failed" in found else "gave a wrong sum",
+            reason=found.get("failed", "a link or a GPU computes wrongly"),
         )

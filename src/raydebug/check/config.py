@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from raydebug.check.probes import Facts
 from raydebug.check.target import NoAnswer, Target, only_training, run_probe, target_of
 from raydebug.errors import RaydebugError
-from raydebug.findings import Finding, as_settings, error, note
+from raydebug.findings import Finding, finding
 from raydebug.profile.load import load_profile
 from raydebug.settings.flavours import install, numbers
 from raydebug.trainers.config import TrainingConfig, value_at
@@ -71,28 +71,21 @@ def not_run(facts: Mapping[str, Any]) -> Iterator[Finding]:
     """Return what was not looked at, and why: notes, as nothing is wrong with the command."""
     lacking = dict(facts.get("lacking") or {})
     if unread := facts.get("unread"):
-        yield note(
-            "check.not-run",
-            f"the config of {facts['program']} was not read: only what the command itself sets was looked at",
-            why=str(unread)[:300],
+        yield finding(
+            "check.not-run.config",
+            program=facts["program"],
+            reason=str(unread),
             fix=f"check it where the program is installed: {install('verl')}"
             if facts.get("trainer", "verl") == "verl"
             else "check it in the folder and with the Python of the training",
         )
     for package, parts in sorted(lacking.items()):
-        yield note(
-            "check.not-run",
-            f"not run: {package} is missing ({', '.join(dict.fromkeys(parts))})",
-            why="this part of the check imports it, in the cluster's Python",
-            fix=install(package),
+        yield finding(
+            "check.not-run.package", package=package, parts=", ".join(dict.fromkeys(parts)), install=install(package)
         )
     if unknown := facts.get("unknown"):
-        yield note(
-            "check.not-run",
-            f"{len(unknown)} setting{'s are' if len(unknown) > 1 else ' is'} known to the shell alone: "
-            + ", ".join(unknown)[:200],
-            why="the script was read and not run; no rule looks at these",
-            fix="give the value in the command: raydebug check -- bash SCRIPT KEY=VALUE, or export the variable",
+        yield finding(
+            "check.not-run.values", count=len(unknown), are="s are" if len(unknown) > 1 else " is", unknown=unknown
         )
 
 
@@ -109,7 +102,7 @@ def refused(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
     if rules is not None:
         return [rules.refused(refusal, target.arguments)]
     why = refusal["message"][:300]
-    return [error("command.override", "the command cannot be read where it would run", why=why, fix="start it there")]
+    return [finding("command.override.elsewhere", why=why)]
 
 
 def is_on_cpu(variables: Mapping[str, str]) -> bool:
@@ -146,13 +139,7 @@ def _on_cpu(target: Target, config: TrainingConfig) -> Iterator[Finding]:
             changes[f"{'++' if key.added else ''}{path}"] = str(rule.value)
             reasons.append(f"{path.rpartition('.')[2]}: {rule.why}")
     if changes:
-        yield error(
-            "command.cpu",
-            f"{len(changes)} settings of the command cannot work on a CPU (VERL_PLATFORM=cpu)",
-            why="; ".join(reasons),
-            fix=as_settings(changes) + " (or --profile debug, which sets them)",
-            overrides=changes,
-        )
+        yield finding("command.cpu", count=len(changes), reasons="; ".join(reasons), overrides=changes)
 
 
 @dataclass(frozen=True)

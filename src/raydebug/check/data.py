@@ -12,7 +12,7 @@ from raydebug.check import images
 from raydebug.check.files import HOW, judge_columns, spelled
 from raydebug.check.probes import Facts
 from raydebug.check.target import Target
-from raydebug.findings import Finding, error, note, warning
+from raydebug.findings import Finding, finding
 from raydebug.settings.flavours import numbers
 from raydebug.trainers.config import TrainingConfig, value_at
 from raydebug.trainers.verl.config_files import as_hydra_reads
@@ -40,7 +40,7 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
         found += [replace(finding, severity="warning") for finding in _files_of_any_kind(target, facts)]
         key = config.keys["data_class"]
         why = f"{key}={named}: a class of the command's own reads it"
-        return [*found, note("check.not-run", "not run: what is in the data", why=why, fix=HOW)]
+        return [*found, finding("check.not-run.own-class", why=why, how=HOW)]
     found += _files(config, facts["splits"])
     if any(finding.severity == "error" and finding.code.startswith("data.") for finding in found):
         return found  # columns and rows of what cannot be read
@@ -77,12 +77,7 @@ def _files(config: TrainingConfig, splits: Mapping[str, list[Mapping[str, Any]]]
     for split, files in splits.items():
         key = config.keys[f"{split}_data"]
         if not files and value_at(config.values, key, splits) is not splits:
-            yield error(
-                "data.file-missing",
-                f"{key} names no file",
-                why="the trainer builds both data sets before its first step",
-                fix=f"{key}=PATH; {MAKE_ONE}",
-            )
+            yield finding("data.file-missing.unnamed", key=key)
         for file in files:
             yield from _file(key, file)
 
@@ -90,47 +85,39 @@ def _files(config: TrainingConfig, splits: Mapping[str, list[Mapping[str, Any]]]
 def _file(key: str, file: Mapping[str, Any], example: str = f"; {MAKE_ONE}") -> Iterator[Finding]:
     path = file["path"]
     if file["remote"] or file.get("absent"):
-        yield note(
-            "data.file-missing",
-            f"{key}: {path} is {'fetched by the trainer' if file['remote'] else 'not here'}; it was not looked at",
-            why="a check fetches nothing" if file["remote"] else "--elsewhere: it may be where the training runs",
-            fix="copy it here to have it checked",
+        yield finding(
+            "data.file-missing.not-here",
+            key=key,
+            path=path,
+            place="fetched by the trainer" if file["remote"] else "not here",
+            reason="a check fetches nothing" if file["remote"] else "--elsewhere: it may be where the training runs",
         )
     elif not file["exists"]:
         folder = file.get("beside")
         beside = [name for name in folder or [] if name.endswith((".parquet", ".jsonl", ".json"))]
         none = "its folder is not there either" if folder is None else "its folder holds no data file"
-        yield error(
-            "data.file-missing",
-            f"{key}: there is no file {path}",
-            why="where the training runs; " + (f"beside it are {', '.join(beside[:5])}" if beside else none),
-            fix=f"{key}=PATH, as the cluster sees it (containers see your project as /workspace){example}",
+        yield finding(
+            "data.file-missing.absent",
+            key=key,
+            path=path,
+            beside=f"beside it are {', '.join(beside[:5])}" if beside else none,
+            example=example,
         )
     elif not file["is_file"]:
         inside = [as_hydra_reads(Path(path, name)) for name in file.get("holds", []) if name.endswith(".parquet")]
         shown = inside if len(inside) <= 3 else [*inside[:3], "..."]
-        yield error(
+        yield finding(
             "data.not-a-file",
-            f"{key}: {path} is a folder",
-            why="verl reads files that end in .parquet, .json or .jsonl, one by one"
-            + (f"; it holds {len(inside)} of them" if inside else ""),
+            key=key,
+            path=path,
+            holds=f"; it holds {len(inside)} of them" if inside else "",
             fix=f"{key}=[{','.join(shown)}]" if inside else f"{key}=FILE.parquet",
             overrides={key: f"[{','.join(inside)}]"} if inside else {},
         )
     elif "format" in file:
-        yield error(
-            "data.format",
-            f"{key}: {path} ends in {file['format']}",
-            why="verl reads .parquet, .json and .jsonl: 'Unsupported file format'",
-            fix="write it as parquet: pandas.read_csv(...).to_parquet(...)",
-        )
+        yield finding("data.format", key=key, path=path, file=file)
     elif "unreadable" in file:
-        yield error(
-            "data.unreadable",
-            f"{key}: {path} cannot be read",
-            why=f"{file['unreadable']} ({file['bytes']} bytes)",
-            fix="write or copy it again, whole",
-        )
+        yield finding("data.unreadable", key=key, path=path, file=file)
 
 
 def _columns(
@@ -145,11 +132,10 @@ def _columns(
             yield from _columns_of(config.keys[f"{split}_data"], file, prompt, prompt_key, needed)
         kinds = {tuple(sorted(file["columns"])) for file in read}
         if len(kinds) > 1:
-            yield error(
+            yield finding(
                 "data.columns-differ",
-                f"the files of {config.keys[f'{split}_data']} have different columns",
-                why="; ".join(f"{file['path']}: {', '.join(file['columns'])}" for file in read)[:300],
-                fix="write them with the same columns; verl puts them one behind the other",
+                key=config.keys[f"{split}_data"],
+                columns="; ".join(f"{file['path']}: {', '.join(file['columns'])}" for file in read),
             )
 
 
@@ -160,44 +146,32 @@ def _columns_of(
     has = f"{file['path']} has {', '.join(columns) or 'no column'}"
     if prompt not in columns:
         other = next((name for name in ("prompt", "messages", "raw_prompt") if name in columns), None)
-        yield error(
-            "data.column-missing",
-            f"{key}: there is no column '{prompt}'",
-            why=f"{has}; {prompt_key} names it",
+        yield finding(
+            "data.column-missing.prompt",
+            key=key,
+            prompt=prompt,
+            has=has,
+            prompt_key=prompt_key,
             fix=f"{prompt_key}={other}" if other else f"add it: a list of messages; {MAKE_ONE}",
             overrides={prompt_key: other} if other else {},
         )
     elif "role" not in columns[prompt] or not columns[prompt].startswith(("list", "large_list")):
-        yield error(
-            "data.column-type",
-            f"{key}: the column '{prompt}' is {columns[prompt]}, not a list of messages",
-            why="verl renders it with the chat template: [{role: user, content: ...}]",
-            fix=f"write it as [{{'role': 'user', 'content': TEXT}}] in each row; {MAKE_ONE}",
-        )
+        yield finding("data.column-type.prompt", key=key, prompt=prompt, kind=columns[prompt])
     for name in needed:
         if name not in columns:
-            yield error(
-                "data.column-missing",
-                f"{key}: there is no column '{name}'",
-                why=f"{has}; verl's reward manager reads it at the first step: KeyError",
-                fix=f"add it{'' if name == 'data_source' else ': {style, ground_truth}'}; {MAKE_ONE}",
+            yield finding(
+                "data.column-missing.needed",
+                key=key,
+                name=name,
+                has=has,
+                shape="" if name == "data_source" else ": {style, ground_truth}",
             )
     held = columns.get("reward_model") if needed else None
     if held is not None and "ground_truth" not in held:
-        yield error(
-            "data.column-type",
-            f"{key}: the column 'reward_model' is {held}",
-            why="verl reads reward_model['ground_truth'] for each answer",
-            fix=f"write it as {{'style': 'rule', 'ground_truth': ANSWER}}; {MAKE_ONE}",
-        )
+        yield finding("data.column-type.reward-model", key=key, held=held)
     extra = columns.get("extra_info")
     if extra not in (None, "null") and not extra.startswith("struct"):
-        yield error(
-            "data.column-type",
-            f"{key}: the column 'extra_info' is {extra}",
-            why="verl asks it for 'index' and 'tools_kwargs': AttributeError on anything but a mapping",
-            fix="write it as {'index': N}, or leave it out",
-        )
+        yield finding("data.column-type.extra-info", key=key, extra=extra)
 
 
 def _rows(config: TrainingConfig, facts: Facts) -> Iterator[Finding]:
@@ -215,21 +189,18 @@ def _rows(config: TrainingConfig, facts: Facts) -> Iterator[Finding]:
     left = train - dropped if whole else train
     if left < wanted:
         smaller = _fitting(config, left)
-        yield error(
-            "data.too-few-rows",
-            f"{left} rows of training data, and a batch takes {wanted}",
-            why=(f"{dropped} of {train} are longer than max_prompt_length and filtered out; " if left != train else "")
-            + "the loader drops what does not fill a batch: it yields nothing (StopIteration, or 0 steps)",
+        yield finding(
+            "data.too-few-rows.train",
+            left=left,
+            wanted=wanted,
+            filtered=f"{dropped} of {train} are longer than max_prompt_length and filtered out; "
+            if left != train
+            else "",
             fix="" if smaller else f"more rows, or a smaller {config.keys['train_batch_size']}",
             overrides=smaller,
         )
     if rows["val"] == 0 and not remote["val"]:
-        yield error(
-            "data.too-few-rows",
-            "the validation data has no rows",
-            why="its loader takes all rows as one batch: 'batch_size should be a positive integer value, but got 0'",
-            fix=f"{config.keys['val_data']}=PATH; the training file will do",
-        )
+        yield finding("data.too-few-rows.validation", config=config)
 
 
 def _fitting(config: TrainingConfig, rows: int) -> dict[str, str | None]:
@@ -246,19 +217,11 @@ def _fitting(config: TrainingConfig, rows: int) -> dict[str, str | None]:
 
 def _lengths(config: TrainingConfig, lengths: Mapping[str, Any], version: str) -> Iterator[Finding]:
     if "unknown" in lengths:
-        yield note(
-            "data.lengths-unknown",
-            "the lengths of the prompts were not measured",
-            why=lengths["unknown"],
-            fix="see what stage `model` says",
-        )
+        yield finding("data.lengths-unknown", lengths=lengths)
         return
     if "refused" in lengths:
-        yield error(
-            "data.prompt-template",
-            f"the chat template cannot render the prompt of row {lengths['row']}",
-            why=f"{lengths['refused']}; its roles are {', '.join(map(str, lengths['roles']))}",
-            fix=f"use roles that the template knows, or set {config.keys['chat_template']}",
+        yield finding(
+            "data.prompt-template", lengths=lengths, roles=", ".join(map(str, lengths["roles"])), config=config
         )
         return
     key, limit = config.keys["prompt_tokens"], config.get("prompt_tokens")
@@ -269,18 +232,18 @@ def _lengths(config: TrainingConfig, lengths: Mapping[str, Any], version: str) -
     if lengths.get("image_tokens"):
         longest += f"; the images of one take up to {lengths['image_tokens']} of them"
     if config.get("filter_long_prompts"):
-        yield warning(
-            "data.prompt-too-long",
-            f"{share} and are left out",
-            why=f"{config.keys['filter_long_prompts']}=True; {longest}",
-            fix=f"{key}={lengths['longest']} keeps them",
+        yield finding(
+            "data.prompt-too-long.left-out", share=share, config=config, longest=longest, key=key, lengths=lengths
         )
     else:
-        yield error(
-            "data.prompt-too-long",
-            share,
-            why=f"{_of_long_prompts(version, config)}; {longest}",
-            fix=f"{key}={lengths['longest']}, or {config.keys['filter_long_prompts']}=True",
+        yield finding(
+            "data.prompt-too-long.cut",
+            share=share,
+            effect=_of_long_prompts(version, config),
+            longest=longest,
+            key=key,
+            lengths=lengths,
+            config=config,
             overrides={key: str(lengths["longest"])},
         )
 
@@ -304,19 +267,15 @@ def judge_reward(tried: Mapping[str, Any], keys: Mapping[str, str]) -> Iterator[
     file_key, name_key = keys["reward_file"], keys["reward_name"]
     where = f"{tried['path']}:{tried['name']}" if tried["path"] else "verl's own reward"
     if "missing" in tried:
-        yield error(
-            "data.reward-missing",
-            f"there is no file {tried['missing']}",
-            why=f"{file_key} names it; a relative path is one of the folder that the command runs in",
-            fix=f"{file_key}=FILE, as the cluster sees it (containers see your project as /workspace)",
-        )
+        yield finding("data.reward-missing.file", tried=tried, file_key=file_key)
     elif "missing_function" in tried:
         others = tried["missing_function"]
-        yield error(
-            "data.reward-missing",
-            f"{tried['path']} has no function {tried['name']}",
-            why=f"it has {', '.join(others) or 'none'}",
-            fix=f"{name_key}={others[0] if len(others) == 1 else 'NAME'}",
+        yield finding(
+            "data.reward-missing.function",
+            tried=tried,
+            functions=", ".join(others) or "none",
+            name_key=name_key,
+            function=others[0] if len(others) == 1 else "NAME",
             overrides={f"{name_key}": others[0]} if len(others) == 1 else {},
         )
     elif "import" in tried:
@@ -330,35 +289,26 @@ def judge_reward(tried: Mapping[str, Any], keys: Mapping[str, str]) -> Iterator[
 
 def _import(failure: Mapping[str, str], where: str) -> Finding:
     missing = failure["message"].partition("'")[2].partition("'")[0] if failure["type"] == "ModuleNotFoundError" else ""
-    return error(
+    return finding(
         "data.reward-import",
-        f"{where} cannot be imported: {failure['type']}: {failure['message']}",
-        why=f"{failure['where']} raised it; each reward worker imports the file",
+        where=where,
+        failure=failure,
         fix=f"pip install {missing} in the cluster's environment" if missing else f"fix {failure['where']}",
     )
 
 
 def _call(call: Mapping[str, Any], where: str, file_key: str) -> Finding:
     if "raised" not in call:
-        return error(
-            "data.reward-value",
-            f"{where} returns {call['value']} for row {call['row']}",
-            why="verl takes a number, or a dict with a number at 'score'; nan and inf spoil the whole batch",
-            fix="return a float, or {'score': float}",
-        )
+        return finding("data.reward-value", where=where, call=call)
     raised = call["raised"]
     if raised["type"] == "NotImplementedError" and "data_source" in raised["message"]:
-        return error(
-            "data.reward-source",
-            f"verl has no reward for data_source '{call['source']}'",
-            why=f"{raised['message']} (verl/utils/reward_score)",
-            fix=f"{file_key}=FILE with a function compute_score; `raydebug tiny dataset DIR` writes one",
-        )
+        return finding("data.reward-source", call=call, raised=raised, file_key=file_key)
     unexpected = "unexpected keyword argument" in raised["message"] or "positional argument" in raised["message"]
-    return error(
+    return finding(
         "data.reward-raises",
-        f"{where} fails on row {call['row']}: {raised['type']}: {raised['message']}",
-        why=f"{raised['where']} raised it for the answer 'The answer is 1.'",
+        where=where,
+        call=call,
+        raised=raised,
         fix="verl calls it with data_source, solution_str, ground_truth and extra_info by name; take **kwargs as well"
         if unexpected
         else f"fix {raised['where']}: answers of a model can be anything, the empty one too",

@@ -9,13 +9,18 @@ from typing import Any
 from raydebug.check.target import Target
 from raydebug.diagnose.cause import diagnose
 from raydebug.diagnose.inputs import read_text
-from raydebug.findings import Finding, error
+from raydebug.findings import Finding, finding
 from raydebug.settings.flavours import install
 from raydebug.trainers.config import TrainingConfig
 
 BUDGET_S = 60.0
 PROFILE = "debug"  # where the user names none
-CODES = {"import": "engine.import", "settings": "engine.settings", "engine": "engine.start", "token": "engine.token"}
+FINDINGS = {
+    "import": "engine.import.failed",
+    "settings": "engine.settings",
+    "engine": "engine.start",
+    "token": "engine.token",
+}
 # What vLLM says -> the fix, with our setting names for the trainer's keys. Source: vllm 0.24 and 0.28,
 # v1/core/kv_cache_utils.py, v1/worker/utils.py.
 KNOWN = (
@@ -33,28 +38,20 @@ KNOWN = (
 def judge(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
     """Return the findings about a start of vLLM. Pure."""
     if "vllm" in facts.get("lacking", {}):
-        why = "the stage starts vLLM in the cluster's Python"
-        return [error(CODES["import"], "not run: vllm is missing", why=why, fix=install("vllm"))]
+        return [finding("engine.import.not-installed", install=install("vllm"))]
     if "failed" not in facts:
         return []
-    phase = facts["phase"]
-    failed, where = facts["failed"], facts["failed"]["where"]
-    said = f"{failed['type']}: {_sentence(failed['message'])}"
+    failed, place = facts["failed"], facts["failed"]["where"]
+    failure = f"{failed['type']}: {_sentence(failed['message'])}"
     # An engine in a process of its own reports only that it failed: its own traceback is in the output.
     if "root cause" in failed["message"] or "initialization failed" in failed["message"]:
         first = diagnose(read_text(facts.get("output", ""), "vLLM")).first
         if first is not None and first.error is not None:
-            said, where = first.error.title, first.error.place or where
-    took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in facts["phases"].items())
-    fix, overrides = _fix(said, target.config(facts["config"]))
+            failure, place = first.error.title, first.error.place or place
+    phase, phases = facts["phase"], [f"{name} {seconds:.1f} s" for name, seconds in facts["phases"].items()]
+    fix, overrides = _fix(failure, target.config(facts["config"]))
     return [
-        error(
-            CODES[phase],
-            f"vLLM fails at '{phase}': {said[:300]}",
-            why=f"{where} raised it ({took})",
-            fix=fix,
-            overrides=overrides,
-        )
+        finding(FINDINGS[phase], phase=phase, phases=phases, failure=failure, place=place, fix=fix, overrides=overrides)
     ]
 
 
@@ -64,7 +61,7 @@ def _sentence(message: str) -> str:
     return re.sub(r" \[type=.*?\]$", "", ": ".join(lines))
 
 
-def _fix(said: str, config: TrainingConfig) -> tuple[str, dict[str, str | None]]:
+def _fix(failure: str, config: TrainingConfig) -> tuple[str, dict[str, str | None]]:
     """Return the fix: of the command's own setting that vLLM's words name, else of what is known, else a hint."""
     prefix = config.keys["vllm_options"]
     own = {
@@ -72,10 +69,10 @@ def _fix(said: str, config: TrainingConfig) -> tuple[str, dict[str, str | None]]
     }
     for key, value in own.items():
         words = {key, key.removeprefix("kv_"), str(value)} - {"True", "False", "None", "1"}
-        if any(re.search(rf"(?<![\w]){re.escape(word)}(?![\w])", said) for word in words):
+        if any(re.search(rf"(?<![\w]){re.escape(word)}(?![\w])", failure) for word in words):
             return f"take {prefix}.{key} out, or give it a value that vLLM takes", {f"{prefix}.{key}": None}
     for pattern, fix in KNOWN:
-        if re.search(pattern, said):
+        if re.search(pattern, failure):
             return fix.format(**config.keys), {}
     if own:
         named = ", ".join(f"{prefix}.{key}" for key in own)

@@ -20,7 +20,7 @@ from raydebug.check.config import is_on_cpu, trains_on_gpus_only
 from raydebug.check.probes import Facts
 from raydebug.check.target import StageResult, Target, run_probe, run_probes
 from raydebug.errors import RaydebugError
-from raydebug.findings import Finding, error, note, warning
+from raydebug.findings import Finding, finding
 from raydebug.protocol.variables import RAY_DEBUG
 from raydebug.settings.debugger import mode_of
 from raydebug.settings.files import environment_dir
@@ -62,12 +62,13 @@ def compare(facts: Facts, others: Mapping[str, Facts]) -> Iterator[Finding]:
         different = [n for n in sorted({*mine, *theirs}) if mine.get(n) != theirs.get(n)]
         if different:
             first = different[0]
-            yield error(
+            yield finding(
                 "env.node-differs",
-                f"node {node} has {first} {theirs.get(first, '(not installed)')}, another has"
-                f" {mine.get(first, '(not installed)')}",
-                why=f"they differ in {', '.join(different[:6])}; Ray refuses another Ray or Python at once",
-                fix="`raydebug down` and `raydebug up`: all nodes of one image",
+                node=node,
+                first=first,
+                theirs=theirs.get(first, "(not installed)"),
+                mine=mine.get(first, "(not installed)"),
+                packages=", ".join(different[:6]),
             )
 
 
@@ -119,12 +120,7 @@ def judge_packages(facts: Mapping[str, Any], *, trainer: str | None, engine: str
     own = facts.get("trainer_version", "") if trainer == "verl" else ""
     if trainer and own and own != has.get(trainer):
         there = f"the environment has {has[trainer]}" if trainer in has else "the environment has none"
-        yield note(
-            "env.own-trainer",
-            f"the command runs a {trainer} of its own, {own}; {there}",
-            why="Python finds the package of the command's folder first; its keys and rules are used in all stages",
-            fix=f"nothing, if that is meant; else start it where no folder named {trainer} is",
-        )
+        yield finding("env.own-trainer", trainer=trainer, own=own, there=there)
     missing = set(_missing({**has, trainer: own} if trainer and own else has)) if trainer else set()
     if engine not in ("vllm", "vllm_async"):
         missing.discard("vllm")
@@ -139,11 +135,8 @@ def judge_packages(facts: Mapping[str, Any], *, trainer: str | None, engine: str
             fix=f"pip install raydebug-cpu=={__version__}",
         )
     if "debugpy" not in has:
-        yield error(
-            "env.package-missing",
-            "debugpy is not installed in the cluster's Python",
-            why=f"{facts['executable']} has no distribution 'debugpy': breakpoints would be passed over",
-            fix=f"pip install debugpy=={_lock('core').pins['debugpy']}",
+        yield finding(
+            "env.package-missing.debugger", executable=facts["executable"], version=_lock("core").pins["debugpy"]
         )
     clashing = {normalise(clash["of"]) for clash in facts["conflicts"]}
     for name in sorted(clashing):
@@ -152,13 +145,7 @@ def judge_packages(facts: Mapping[str, Any], *, trainer: str | None, engine: str
     yield from _off_the_list(facts.get("installed", {}), facts.get("listed"), flavour)
     yield from _wrong_python(facts["python"], flavour)
     for name in facts["user_site"]:
-        yield error(
-            "env.user-site",
-            f"{name} comes from the user's own site-packages, not from this environment",
-            why="every Python of the user sees ~/.local: a torch there meets extensions built for another",
-            fix="export PYTHONNOUSERSITE=1 before `raydebug up`, and install it in the environment",
-            variables={"PYTHONNOUSERSITE": "1"},
-        )
+        yield finding("env.user-site", name=name, variables={"PYTHONNOUSERSITE": "1"})
 
 
 def _missing(has: Mapping[str, str]) -> Iterator[str]:
@@ -170,24 +157,27 @@ def _missing(has: Mapping[str, str]) -> Iterator[str]:
 
 
 def _not_there(name: str, flavour: str, trainer: str) -> Finding:
-    return error(
-        "env.package-missing",
-        f"{name} is not installed in the cluster's Python",
-        why=f"a training of verl imports it (plain `pip install verl` leaves {QUEUE} out)" if name == QUEUE
-        else f"a training of {trainer}{' with vLLM' if trainer == 'verl' else ''} imports it",
-        fix="pip install 'verl[verl-core]'" if name == QUEUE
+    return finding(
+        "env.package-missing.training",
+        name=name,
+        why=f"a training of verl imports it (plain `pip install verl` leaves {QUEUE} out)"
+        if name == QUEUE
+        else f"a training of {trainer}{(' with vLLM' if trainer == 'verl' else '')} imports it",
+        fix="pip install 'verl[verl-core]'"
+        if name == QUEUE
         else f"install a flavour that has it: {install(name, '' if flavour == 'core' else flavour)}",
-    )  # fmt: skip
+    )
 
 
 def _clash(name: str, clashes: list[dict[str, str]], has: Mapping[str, str], flavour: str) -> Finding:
     """Return the finding about one package that others require in another version."""
     demands = "; ".join(f"{one['package']} {has[one['package']]} needs {one['needs']}" for one in clashes)
     pinned = _lock(flavour).pins.get(name)
-    return error(
+    return finding(
         "env.version-clash",
-        f"{name} {clashes[0]['has']} is installed, and {demands}",
-        why="their own metadata says so; imports or calls between them fail, some of them late",
+        name=name,
+        clashes=clashes,
+        demands=demands,
         fix=f"pip install {name}=={pinned}" if pinned else f"pip install '{clashes[0]['needs']}'",
     )
 
@@ -204,19 +194,17 @@ def _off_the_lock(has: Mapping[str, str], flavour: str, known: set[str]) -> Iter
             oldest, newest = tested_range(name)
             extra = "ray[default]" if name == "ray" else name
             is_new_debugpy = name == "debugpy" and numbers(version) > numbers(newest)
-            yield (warning if is_new_debugpy else error)(
+            yield finding(
                 "env.version-untested",
-                f"{name} {version} is installed; raydebug is tested with {oldest} to {newest}",
-                why=f"raydebug uses private parts of {name}; `raydebug up` may start and breakpoints still fail",
-                fix=f"pip install '{extra}>={oldest},<={newest}'",
+                severity="warning" if is_new_debugpy else "error",
+                name=name,
+                version=version,
+                oldest=oldest,
+                newest=newest,
+                extra=extra,
             )
         else:
-            yield warning(
-                "env.version-unlocked",
-                f"{name} {version} is installed; the lock of flavour {flavour} has {pinned}",
-                why="this set of versions has not been tested together",
-                fix=f"pip install {name}=={pinned}",
-            )
+            yield finding("env.version-unlocked", name=name, version=version, flavour=flavour, pinned=pinned)
 
 
 def _off_the_list(installed: Mapping[str, str], of_image: Mapping[str, str] | None, flavour: str) -> Iterator[Finding]:
@@ -233,24 +221,24 @@ def _off_the_list(installed: Mapping[str, str], of_image: Mapping[str, str] | No
         return
     what = "the image as it was built" if of_image else f"env/{flavour}.lock"
     shown = [f"{n} {installed.get(n, '(not installed)')} for {listed.get(n, '(none)')}" for n in off[:OFF_SHOWN]]
-    yield (warning if of_image else note)(
+    yield finding(
         "env.sbom-differs",
-        f"{len(off)} of {len(listed)} packages differ from {what}",
-        why=", ".join(shown) + ("" if len(off) <= OFF_SHOWN else f" and {len(off) - OFF_SHOWN} more"),
-        fix="`raydebug down` and `raydebug up` start from the image again" if of_image
+        severity="warning" if of_image else "note",
+        count=len(off),
+        of=len(listed),
+        what=what,
+        shown=shown,
+        more="" if len(off) <= OFF_SHOWN else f" and {len(off) - OFF_SHOWN} more",
+        fix="`raydebug down` and `raydebug up` start from the image again"
+        if of_image
         else f"uv pip install --no-deps --require-hashes -r env/{flavour}.lock",
-    )  # fmt: skip
+    )
 
 
 def _wrong_python(python: str, flavour: str) -> Iterator[Finding]:
     served = _lock(flavour).python.split()
     if ".".join(python.split(".")[:2]) not in served:
-        yield warning(
-            "env.python-version",
-            f"Python {python}; flavour {flavour} is made for {', '.join(served)}",
-            why="the wheels of the lock may not be there for it",
-            fix=f"uv venv --python {served[-1]}",
-        )
+        yield finding("env.python-version", python=python, flavour=flavour, served=served, newest=served[-1])
 
 
 @functools.cache
@@ -268,46 +256,17 @@ def judge_variables(facts: Mapping[str, Any], caller: Mapping[str, str], keys: M
     yield from _vllm(variables, facts["vllm"], facts["packages"], keys.get("attention_backend", ""))
     yield from _interfaces(variables, facts["interfaces"], facts.get("to_head"))
     for path in facts["missing_preloads"]:
-        yield error(
-            "env.preload-missing",
-            f"LD_PRELOAD names {path}, which is not there",
-            why="the dynamic linker warns in each of a hundred processes and continues without it",
-            fix="unset LD_PRELOAD, or install what it names",
-            variables={"LD_PRELOAD": None},
-        )
+        yield finding("env.preload-missing", path=path, variables={"LD_PRELOAD": None})
     for name, (why, unless) in SLOW_FLAGS.items():
         if variables.get(name) == "1":
-            yield warning(
-                "env.slow-flag",
-                f"{name}=1 is left over from a debugging session",
-                why=why,
-                fix=f"unset {name}{unless}",
-                variables={name: None},
-            )
+            yield finding("env.slow-flag", name=name, why=why, unless=unless, variables={name: None})
     hub = facts["hf"]
     if not hub["writable"]:
-        yield error(
-            "env.hub-cache",
-            f"the Hugging Face cache {hub['folder']} cannot be made or written",
-            why=f"{hub['at']} is not a folder that this user may write to; tokenizers and datasets keep files there",
-            fix="export HF_HOME=DIR, a folder of yours, before `raydebug up`",
-        )
+        yield finding("env.hub-cache", hub=hub)
     if variables.get("TRANSFORMERS_OFFLINE") == "1" and variables.get("HF_HUB_OFFLINE") == "0":
-        yield warning(
-            "env.offline-clash",
-            "TRANSFORMERS_OFFLINE=1 and HF_HUB_OFFLINE=0",
-            why="huggingface_hub reads HF_HUB_OFFLINE first: files will be fetched",
-            fix="unset TRANSFORMERS_OFFLINE; HF_HUB_OFFLINE=1 is the one switch",
-            variables={"TRANSFORMERS_OFFLINE": None},
-        )
+        yield finding("env.offline-clash", variables={"TRANSFORMERS_OFFLINE": None})
     for name, port in facts["taken_ports"].items():
-        yield error(
-            "env.port-taken",
-            f"{name}={port}, and a process listens on port {port} already",
-            why="a process group or an engine that binds it ends with 'address already in use'",
-            fix=f"unset {name}, so that a free port is taken; `ss -ltnp 'sport = :{port}'` names the process",
-            variables={name: None},
-        )
+        yield finding("env.port-taken", name=name, port=port, variables={name: None})
 
 
 def _debugger(caller: Mapping[str, str]) -> Iterator[Finding]:
@@ -315,27 +274,18 @@ def _debugger(caller: Mapping[str, str]) -> Iterator[Finding]:
         mode = mode_of(caller)
     except RaydebugError as failure:
         name = next(n for n in sorted(caller) if n.startswith(RAY_DEBUG) and n in failure.what)
-        yield error("env.debugger-flag", failure.what, why=failure.cause, fix=failure.fix, variables={name: None})
+        yield finding("env.debugger-flag.refused", failure=failure, variables={name: None})
     else:
         if mode.startswith("legacy"):
-            yield error(
-                "env.debugger-flag",
-                f"{RAY_DEBUG}=legacy is set in your environment",
-                why="`raydebug run` refuses it without --debugger: it chooses Ray's legacy debugger, to which no editor"
-                " attaches, and which knows no --break",
-                fix=f"unset {RAY_DEBUG}, or `raydebug run --debugger {mode}`",
-                variables={RAY_DEBUG: None},
-            )
+            yield finding("env.debugger-flag.legacy", ray_debug=RAY_DEBUG, mode=mode, variables={RAY_DEBUG: None})
     hook = caller.get("PYTHONBREAKPOINT")
     if hook is not None:
-        yield warning(
-            "env.debugger-flag",
-            f"PYTHONBREAKPOINT={hook} is set in your environment",
-            why="in programs beside the cluster `breakpoint()` does what it says"
-            + (", nothing" if hook == "0" else "") + "; raydebug takes it out of the cluster's own",
-            fix="unset PYTHONBREAKPOINT",
+        yield finding(
+            "env.debugger-flag.hook",
+            hook=hook,
+            nothing=", nothing" if hook == "0" else "",
             variables={"PYTHONBREAKPOINT": None},
-        )  # fmt: skip
+        )
 
 
 def _vllm(
@@ -352,21 +302,16 @@ def _vllm(
         elif name not in known["names"]:
             yield from _unknown(name, known["names"], version)
         elif name in known["choices"] and value not in known["choices"][name]:
-            yield error(
-                "env.vllm-value",
-                f"{name}={value} is not a value that vLLM {version} takes",
-                why=f"it takes {', '.join(known['choices'][name])}; vLLM's import of its settings raises ValueError",
-                fix=f"unset {name}, or give one of them",
+            yield finding(
+                "env.vllm-value.choice",
+                name=name,
+                value=value,
+                version=version,
+                choices=", ".join(known["choices"][name]),
                 variables={name: None},
             )
         elif name in known["numbers"] and not is_number(value):
-            yield error(
-                "env.vllm-value",
-                f"{name}={value} is not a number",
-                why=f"vLLM {version} converts it with int() or float(): ValueError where it first asks for it",
-                fix=f"unset {name}, or give a number",
-                variables={name: None},
-            )
+            yield finding("env.vllm-value.number", name=name, value=value, version=version, variables={name: None})
 
 
 def _backend(value: str, known: Mapping[str, Any], version: str, key: str) -> Iterator[Finding]:
@@ -376,11 +321,14 @@ def _backend(value: str, known: Mapping[str, Any], version: str, key: str) -> It
     close = difflib.get_close_matches(value, known["backends"], n=1)
     instead = f"+{key}={value if is_one else close[0] if close else 'FLASH_ATTN'}"
     ignored = f"vLLM {version} reads no {BACKEND} any more: it chooses a backend itself"
-    yield (warning if is_one else error)(
+    yield finding(
         "env.attention-backend",
-        f"{BACKEND}={value} " + ("is ignored" if is_one else f"is not an attention backend of vLLM {version}"),
+        severity="warning" if is_one else "error",
+        backend=BACKEND,
+        value=value,
+        fault="is ignored" if is_one else f"is not an attention backend of vLLM {version}",
         why=f"it knows {', '.join(known['backends'])[:200]}" if is_read else ignored,
-        fix=f"unset {BACKEND}" + ("" if is_read else f"; to choose one: {instead}"),
+        more="" if is_read else f"; to choose one: {instead}",
         variables={BACKEND: None},
     )
 
@@ -388,13 +336,7 @@ def _backend(value: str, known: Mapping[str, Any], version: str, key: str) -> It
 def _unknown(name: str, names: list[str], version: str) -> Iterator[Finding]:
     close = difflib.get_close_matches(name, names, n=1, cutoff=TYPO_LIKENESS)
     if close:
-        yield error(
-            "env.vllm-variable",
-            f"{name} is not a variable of vLLM {version}, {close[0]} is",
-            why="vLLM ignores variables that it does not know, with one warning among a thousand lines",
-            fix=f"unset {name}, or write {close[0]}",
-            variables={name: None},
-        )
+        yield finding("env.vllm-variable", name=name, version=version, close=close, variables={name: None})
 
 
 def _interfaces(variables: Mapping[str, str], present: list[str], to_head: str | None) -> Iterator[Finding]:
@@ -410,17 +352,6 @@ def _interfaces(variables: Mapping[str, str], present: list[str], to_head: str |
             have for have in present if any(have == want if is_exact else have.startswith(want) for want in wanted)
         ]
         if fitting and to_head and to_head not in fitting:
-            yield note(
-                "env.interface-not-to-head",
-                f"{name}={value}, and Ray's head is reached over {to_head}",
-                why=f"the processes of a group then meet over {fitting[0]}: it has to lead to all other nodes",
-                fix=f"nothing if it does; else unset {name}, or name {to_head}",
-            )
+            yield finding("env.interface-not-to-head", name=name, value=value, to_head=to_head, fitting=fitting)
         if not fitting:
-            yield error(
-                "env.interface-missing",
-                f"{name}={value}, and this machine has no such network interface",
-                why=f"it has {', '.join(present)}; the first collective fails with 'no socket interface found'",
-                fix=f"unset {name}, or name an interface that is there",
-                variables={name: None},
-            )
+            yield finding("env.interface-missing", name=name, value=value, present=present, variables={name: None})

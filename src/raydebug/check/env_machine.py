@@ -13,7 +13,7 @@ from typing import Any
 from raydebug.cluster.compose.preflight import CUDA_DRIVERS, NO_COMPAT
 from raydebug.cluster.compose.sizing import threads_of
 from raydebug.cluster.environment import visible_indexes
-from raydebug.findings import Finding, error, note, warning
+from raydebug.findings import Finding, finding
 from raydebug.settings.flavours import install
 
 MIB, GIB = 1024**2, 1024**3
@@ -56,29 +56,19 @@ def judge_limits(facts: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _shared_memory(facts["shm"])
     soft, hard = facts["limits"]["nofile"]
     if 0 <= hard < OPEN_FILES_LEAST:
-        yield error(
-            "env.open-files",
-            f"a process may have {hard} files open (ulimit -Hn)",
-            why=f"Ray's processes need {OPEN_FILES_LEAST} and more; a raylet that has none left aborts",
-            fix="ulimit -n 65536 before `raydebug up`; in containers: ulimits.nofile",
-        )
+        yield finding("env.open-files.hard", hard=hard, open_files_least=OPEN_FILES_LEAST)
     elif 0 <= soft < OPEN_FILES_LEAST:
-        yield warning(
-            "env.open-files",
-            f"a process may have {soft} files open (ulimit -n)",
-            why=f"Ray raises it to {hard} in its workers, not in its raylet",
-            fix=f"ulimit -n {min(hard, 65536) if hard > 0 else 65536} before `raydebug up`",
-        )
+        yield finding("env.open-files.soft", soft=soft, hard=hard, most=min(hard, 65536) if hard > 0 else 65536)
     yield from _processes(facts)
     yield from _memory(facts)
     yield from _disks(facts["disks"])
     yield from _compiler(facts)
     if len(facts["tmp"].encode()) + SOCKET_NAME_BYTES > SOCKET_PATH_BYTES:
-        yield error(
+        yield finding(
             "env.tmpdir-long",
-            f"the folder for temporary files has a path of {len(facts['tmp'].encode())} bytes: {facts['tmp']}",
-            why=f"vLLM makes unix sockets in it, whose paths end at {SOCKET_PATH_BYTES} bytes: 'AF_UNIX path too long'",
-            fix="export TMPDIR=/tmp before `raydebug up`",
+            count=len(facts["tmp"].encode()),
+            tmp=facts["tmp"],
+            socket_path_bytes=SOCKET_PATH_BYTES,
             variables={"TMPDIR": None},
         )
     yield from judge_locked_memory(facts)
@@ -93,11 +83,10 @@ def judge_locked_memory(facts: Mapping[str, Any]) -> Iterator[Finding]:
         and 0 <= memlock < GIB
         and facts["variables"].get("NCCL_IB_DISABLE") != "1"
     ):
-        yield error(
+        yield finding(
             "env.locked-memory",
-            f"a process may lock {memlock // MIB} MiB of memory (ulimit -l), and there are InfiniBand cards",
-            why=f"NCCL registers its buffers with {', '.join(facts['infiniband'])[:80]}: 'ibv_reg_mr failed'",
-            fix="ulimit -l unlimited (containers: ulimits.memlock: -1), or NCCL_IB_DISABLE=1 on one node",
+            memlock=memlock // MIB,
+            infiniband=facts["infiniband"],
             variables={"NCCL_IB_DISABLE": "1"},
         )
 
@@ -107,20 +96,14 @@ def _shared_memory(shm: Mapping[str, int] | None) -> Iterator[Finding]:
         return
     if shm["total"] < SHM_LEAST_BYTES or shm["free"] < SHM_LEAST_BYTES:
         full = "" if shm["total"] < SHM_LEAST_BYTES else f", {shm['free'] // MIB} MiB of them free"
-        yield error(
-            "env.shared-memory",
-            f"shared memory (/dev/shm) has {shm['total'] // MIB} MiB{full}",
-            why="Ray's object store, DataLoader workers and NCCL share it; a bus error is what they die of",
-            fix="SHM_SIZE=8g in .env (docker run: --shm-size=8g; Kubernetes: an emptyDir of medium Memory)"
-            + ("" if not full else "; `ls -la /dev/shm` shows what old runs left there"),
+        yield finding(
+            "env.shared-memory.small",
+            total=shm["total"] // MIB,
+            full=full,
+            more="" if not full else "; `ls -la /dev/shm` shows what old runs left there",
         )
     elif shm["total"] < SHM_ENOUGH_BYTES:
-        yield warning(
-            "env.shared-memory",
-            f"shared memory (/dev/shm) has {shm['total'] // MIB} MiB",
-            why="weights travel to vLLM through it in pieces of 2048 MiB where there is no CUDA IPC",
-            fix="SHM_SIZE=8g in .env (docker run: --shm-size=8g)",
-        )
+        yield finding("env.shared-memory.short", total=shm["total"] // MIB)
 
 
 def _processes(facts: Mapping[str, Any]) -> Iterator[Finding]:
@@ -129,39 +112,18 @@ def _processes(facts: Mapping[str, Any]) -> Iterator[Finding]:
     named = {"ulimit -u": facts["limits"]["nproc"][0], "pids.max of the cgroup": facts["pids"]}
     for name, limit in named.items():
         if limit is not None and 0 <= limit < THREADS_LEAST:
-            yield error(
-                "env.processes",
-                f"{limit} processes and threads are allowed ({name})",
-                why="a training has more: 'can't start new thread', 'Resource temporarily unavailable'",
-                fix="raise it: `ulimit -u 16384` before `raydebug up`; containers: PIDS_LIMIT",
-            )
+            yield finding("env.processes.few", limit=limit, name=name)
         elif limit is not None and ranks and 0 <= limit < most:
-            yield warning(
-                "env.processes",
-                f"{limit} processes and threads are allowed ({name}); a training here may have up to {most}",
-                why=f"{ranks} GPUs and {facts['cores']} cores: each process starts a thread for each core",
-                fix=f"raise it: `ulimit -u {most}` before `raydebug up`; containers: PIDS_LIMIT "
-                "(`raydebug up --write-env`)",
-            )
+            yield finding("env.processes.short", limit=limit, name=name, most=most, ranks=ranks, cores=facts["cores"])
 
 
 def _memory(facts: Mapping[str, Any]) -> Iterator[Finding]:
     ranks = len(facts["gpus"])
     least = MEMORY_BESIDE_BYTES + ranks * MEMORY_PER_GPU_BYTES
     if ranks and facts["memory"] < least:
-        yield warning(
-            "env.memory",
-            f"{facts['memory'] // GIB} GiB of memory may be used; {ranks} GPUs take about {least // GIB} in a training",
-            why="the kernel kills a process of it, and what is offloaded from the GPUs comes on top",
-            fix="containers: a larger WORKER_MEMORY (`raydebug up --write-env` computes it); else a machine with more",
-        )
+        yield finding("env.memory", memory=facts["memory"] // GIB, ranks=ranks, least=least // GIB)
     if facts["spill_in_memory"]:
-        yield warning(
-            "env.spill-in-memory",
-            "objects that do not fit in Ray's object store would be spilled to a tmpfs, which is memory",
-            why="spilling is to free memory: there it fills up instead, 'No space left on device'",
-            fix="export TMPDIR=(a folder on a disk) before `raydebug up`; containers of raydebug spill to a volume",
-        )
+        yield finding("env.spill-in-memory")
 
 
 def _disks(disks: Mapping[str, Mapping[str, int]]) -> Iterator[Finding]:
@@ -172,31 +134,16 @@ def _disks(disks: Mapping[str, Mapping[str, int]]) -> Iterator[Finding]:
             continue  # the same disk under another name
         if used > DISK_FULLEST or space["free"] < DISK_LEAST_BYTES:
             said.add((space["total"], space["free"]))
-            yield error(
-                "env.disk-full",
-                f"the disk of {what} is {used:.0%} full, {space['free'] // MIB} MiB are free",
-                why=f"above {DISK_FULLEST:.0%} Ray creates no objects; checkpoints and caches fail to be written",
-                fix="make room there, or set TMPDIR to a folder on another disk before `raydebug up`",
-            )
+            yield finding("env.disk-full", what=what, used=used, free=space["free"] // MIB, disk_fullest=DISK_FULLEST)
 
 
 def _compiler(facts: Mapping[str, Any]) -> Iterator[Finding]:
     if facts["variables"].get("TORCHDYNAMO_DISABLE") == "1" or "triton" not in facts["packages"]:
         return  # nothing is compiled
     if facts["compiler"] is None:
-        yield error(
-            "env.compiler",
-            "there is no C compiler (CC, gcc or clang)",
-            why="Triton compiles a small C file when a process first uses a kernel",
-            fix="apt-get install gcc",
-        )
+        yield finding("env.compiler")
     if not facts["headers"]:
-        yield error(
-            "env.python-headers",
-            f"Python.h is not in {facts['include']}",
-            why="Triton compiles against it: 'Python.h: No such file or directory', after minutes of loading",
-            fix=f"apt-get install python{'.'.join(facts['python'].split('.')[:2])}-dev",
-        )
+        yield finding("env.python-headers", include=facts["include"], python=".".join(facts["python"].split(".")[:2]))
 
 
 def judge_gpus(
@@ -213,46 +160,23 @@ def judge_gpus(
     if on_cpu and not gpus_only:
         return
     if facts["smi"] not in (None, "ok"):
-        yield error(
-            "env.driver-silent",
-            "the NVIDIA driver does not answer",
-            why=f"nvidia-smi said: {facts['smi']}",
-            fix="load it (`sudo modprobe nvidia`), or reboot after an update of the driver",
-        )
+        yield finding("env.driver-silent", smi=facts["smi"])
     elif wants_training and not facts["gpus"] and gpus_only:
-        yield error(
-            "env.no-gpu",
-            "there is no GPU here",
-            why=f"{_NO_GPU}; {gpus_only} trains on GPUs only",
-            fix="run it on a GPU host; here --keep-going checks the data and the model, and `run` reaches the trainer's"
-            " own process",
-        )
+        yield finding("env.no-gpu.other-program", no_gpu=_NO_GPU, gpus_only=gpus_only)
     elif wants_training and not facts["gpus"]:
-        yield error(
-            "env.no-gpu",
-            "there is no GPU here",
-            why=f"{_NO_GPU}; verl takes CUDA unless VERL_PLATFORM=cpu",
-            fix="run it on a GPU host (flavour cuda); without a GPU the flavour cpu and VERL_PLATFORM=cpu",
-            variables={"VERL_PLATFORM": "cpu"},
-        )
+        yield finding("env.no-gpu.verl", no_gpu=_NO_GPU, variables={"VERL_PLATFORM": "cpu"})
     if wants_training and facts["gpus"] and facts["torch_cuda"] == "":
-        yield error(
+        yield finding(
             "env.torch-without-cuda",
-            f"torch {facts['packages'].get('torch')} is a build without CUDA, and there are GPUs",
-            why="torch/version.py names no CUDA: 'Torch not compiled with CUDA enabled'",
-            fix=f"install the flavour cuda: {install(flavour='cuda')}; or VERL_PLATFORM=cpu",
+            version=facts["packages"].get("torch"),
+            install=install(flavour="cuda"),
             variables={"VERL_PLATFORM": "cpu"},
         )
     for gpu in facts["gpus"]:
         yield from _driver(gpu, facts["torch_cuda"])
         yield from _holders(gpu)
     if "flash-attn" in facts["packages"] and (old := [g for g in facts["gpus"] if _capability(g) < FLASH_CAPABILITY]):
-        yield warning(
-            "env.gpu-old",
-            f"{old[0]['name']} has compute capability {old[0]['capability']}, FlashAttention 2 needs 8.0",
-            why="its kernels end with 'FlashAttention only supports Ampere GPUs or newer'",
-            fix="the trainer's settings attn_implementation=sdpa and use_remove_padding=False",
-        )
+        yield finding("env.gpu-old", old=old)
 
 
 def _driver(gpu: Mapping[str, Any], cuda: str | None) -> Iterator[Finding]:
@@ -262,12 +186,12 @@ def _driver(gpu: Mapping[str, Any], cuda: str | None) -> Iterator[Finding]:
         return
     has_compat = not any(word in gpu["name"] for word in NO_COMPAT)
     if int(major) < (needed[1] if has_compat else needed[0]):
-        yield error(
+        yield finding(
             "env.driver-old",
-            f"the NVIDIA driver {gpu['driver']} is too old for CUDA {cuda}, which torch was built for",
-            why=f"{gpu['name']} has it; driver {needed[0]} or newer is needed"
-            + (f", or {needed[1]} with cuda-compat" if has_compat else ""),
-            fix=f"install driver {needed[0]} or newer on this host",
+            gpu=gpu,
+            cuda=cuda,
+            needed=needed,
+            compat=f", or {needed[1]} with cuda-compat" if has_compat else "",
         )
 
 
@@ -275,12 +199,7 @@ def _holders(gpu: Mapping[str, Any]) -> Iterator[Finding]:
     if not gpu["total_mib"] or gpu["used_mib"] < BUSY_SHARE * gpu["total_mib"]:
         return
     held = ", ".join(f"pid {h['pid']} ({h['name']}) {h['mib']} MiB" for h in gpu["holders"][:4])
-    yield error(
-        "env.gpu-busy",
-        f"{gpu['used_mib']} of {gpu['total_mib']} MiB of GPU {gpu['index']} are in use",
-        why=f"held by {held or 'processes of another container or user'}; a training would run out of memory",
-        fix="end them if they are yours (`kill PID`), or leave the GPU out with CUDA_VISIBLE_DEVICES",
-    )
+    yield finding("env.gpu-busy", gpu=gpu, holders=held or "processes of another container or user")
 
 
 def _capability(gpu: Mapping[str, Any]) -> float:
@@ -305,10 +224,11 @@ def judge_nccl(facts: Mapping[str, Any]) -> Iterator[Finding]:
     fix = "nothing to do on one node"
     if why_no_verbs is not None and facts["infiniband"]:
         fix = "with several nodes: add deploy/compose-rdma.yml after the other files (docs/07-containers.md)"
-    yield note(
+    yield finding(
         "env.nccl",
-        f"NCCL would use {within}{between} between nodes",
-        why=why_no_verbs or "its cards, their device files and libibverbs.so.1 are there",
+        within=within,
+        between=between,
+        reason=why_no_verbs or "its cards, their device files and libibverbs.so.1 are there",
         fix=fix,
     )
 

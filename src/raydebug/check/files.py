@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from raydebug.check.config import not_run
 from raydebug.check.probes import Facts
 from raydebug.check.target import Target
-from raydebug.findings import Finding, error, note
+from raydebug.findings import Finding, finding
 
 HOW = "`raydebug check train -- COMMAND` starts the whole training, small"
 
@@ -21,16 +21,18 @@ def judge_columns(target: Target, facts: Facts) -> Iterator[Finding]:
         for file in files:
             named = True
             if prompt is not None and prompt not in file.get("columns", [prompt]):
-                yield error(
-                    "data.column-missing",
-                    f"{spelled(target, facts, f'{split}_data')}: there is no column '{prompt}'",
-                    why=f"{file['path']} has {', '.join(file['columns']) or 'no column'}; {key} names it",
-                    fix=f"{key}=NAME, with one of them",
+                yield finding(
+                    "data.column-missing.fork",
+                    key=spelled(target, facts, f"{split}_data"),
+                    prompt=prompt,
+                    file=file,
+                    columns=", ".join(file["columns"]) or "no column",
+                    key_2=key,
                 )
     yield from not_run(facts)
     if not named:
         key = spelled(target, facts, "train_data")
-        yield note("check.not-run", f"no data was looked at: {key} has no value", why="the command names none", fix=HOW)
+        yield finding("check.not-run.data", key=key, how=HOW)
     yield without_rules(target, "the prompts, their lengths and the reward")
 
 
@@ -43,9 +45,4 @@ def spelled(target: Target, facts: Facts, word: str) -> str:
 def without_rules(target: Target, parts: str) -> Finding:
     """Return the note that a part of the check is not there for the program of a command."""
     assert target.program is not None
-    return note(
-        "check.not-run",
-        f"not run: {parts} of {target.program.module}",
-        why="raydebug knows how verl's PPO uses them, and of this program only where its data and its model are",
-        fix=HOW,
-    )
+    return finding("check.not-run.program", parts=parts, target=target, how=HOW)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from raydebug.check.config import is_on_cpu
 from raydebug.check.target import Target
-from raydebug.findings import Finding, as_settings, error, warning
+from raydebug.findings import Finding, finding
 from raydebug.settings.files import environment_dir
 from raydebug.settings.flavours import numbers
 from raydebug.trainers.config import TrainingConfig
@@ -104,18 +104,21 @@ def _context(config: TrainingConfig, sizes: Sizes, version: str) -> Iterator[Fin
     key, prompt_key, answer_key = (config.keys[w] for w in ("rollout_model_tokens", "prompt_tokens", "response_tokens"))
     if limit is not None and version and numbers(version) < FITS_CONTEXT_SINCE and limit < prompt + answer:
         rest, key = (limit - prompt, answer_key) if limit > prompt else (max(1, limit - answer), prompt_key)
-        yield error(
-            "model.context",
-            f"a prompt of {prompt} and an answer of {answer} tokens do not fit the model's {limit} positions",
-            why=f"verl {version} asserts 'model context length should be greater than total sequence length'",
+        yield finding(
+            "model.context.positions",
+            prompt=prompt,
+            answer=answer,
+            limit=limit,
+            version=version,
             overrides={key: str(rest)},
         )
         return
     if limit is not None and asked is not None and asked > limit:
-        yield error(
-            "model.context",
-            f"{key}={asked}, and the model has {limit} positions",
-            why="verl 0.9.1 refuses it (vllm_async_server.py:1107), after the workers are up",
+        yield finding(
+            "model.context.too-long",
+            key=key,
+            asked=asked,
+            limit=limit,
             overrides={key: str(min(limit, prompt + answer))},
         )
         return
@@ -123,19 +126,18 @@ def _context(config: TrainingConfig, sizes: Sizes, version: str) -> Iterator[Fin
     if room is None:
         return
     if room <= prompt:
-        yield error(
-            "model.context",
-            f"prompts of up to {prompt} tokens leave no room in a context of {room}",
-            why="verl 0.9.1 raises 'leaves no room to generate' at the first prompt of that length",
-            fix=f"{prompt_key}={max(1, room - answer)}" + ("" if asked is None else f", or a larger {key}"),
+        yield finding(
+            "model.context.no-room",
+            prompt=prompt,
+            room=room,
+            prompt_key=prompt_key,
+            rest=max(1, room - answer),
+            more="" if asked is None else f", or a larger {key}",
             overrides={prompt_key: str(max(1, room - answer))},
         )
     elif room < prompt + answer:
-        yield warning(
-            "model.context",
-            f"a prompt of {prompt} and an answer of {answer} tokens do not fit a context of {room} together",
-            why="answers to the longest prompts are cut short",
-            overrides={answer_key: str(room - prompt)},
+        yield finding(
+            "model.context.cut", prompt=prompt, answer=answer, room=room, overrides={answer_key: str(room - prompt)}
         )
 
 
@@ -144,32 +146,22 @@ def _heads(config: TrainingConfig, sizes: Sizes) -> Iterator[Finding]:
     heads = sizes.get("num_attention_heads")
     if heads and split and heads % split:
         fitting = next(n for n in range(min(split, heads), 0, -1) if heads % n == 0)
-        yield error(
-            "model.heads",
-            f"{key.rpartition('.')[2]}={split} does not divide the model's {heads} attention heads",
-            why="vLLM: 'Total number of attention heads must be divisible by tensor parallel size'",
-            overrides={key: str(fitting)},
+        yield finding(
+            "model.heads", setting=key.rpartition(".")[2], split=split, heads=heads, overrides={key: str(fitting)}
         )
 
 
 def _attention(config: TrainingConfig, version: str, *, has_flash: bool) -> Iterator[Finding]:
     if not has_flash and version and numbers(version) < FLASH_IS_A_CHOICE_SINCE:
-        yield error(
-            "model.attention",
-            f"verl {version} imports flash-attn on a GPU, and it is not installed",
-            why="ModuleNotFoundError in its actor; its code names flash_attention_2 and reads no setting for it",
-            fix="install a build of flash-attn for this torch (docs/contributing/pins.md, the older line)",
-        )
+        yield finding("model.attention.required", version=version)
         return
     asked = config.get("attention") or "flash_attention_2"
     if asked == "flash_attention_2" and not has_flash:
         attention, padding = config.keys["attention"], config.keys["remove_padding"]
         changes: dict[str, str | None] = {f"+{attention}": "sdpa", padding: "False"}
-        yield error(
-            "model.attention",
-            "actor and reference model want flash_attention_2, and flash-attn is not installed",
-            why="it is verl's default: ImportError when the actor is loaded",
-            fix=f"install flash-attn as {environment_dir() / 'cuda.lock'} has it, or {as_settings(changes)}",
+        yield finding(
+            "model.attention.default",
+            lock=environment_dir() / "cuda.lock",
             overrides=changes,
         )
 
@@ -180,23 +172,23 @@ def _on_cpu(
     asked = variables.get("VLLM_CPU_KVCACHE_SPACE", "")
     given = int(asked) * GIB if asked.isdecimal() else 0
     if given > memory_bytes:
-        yield error(
-            "model.memory",
-            f"VLLM_CPU_KVCACHE_SPACE={asked} GiB, and this machine has {in_gib(memory_bytes)} of memory",
-            why="vLLM raises ValueError: available memory is less than requested memory for kv",
-            fix="VLLM_CPU_KVCACHE_SPACE=1",
+        yield finding(
+            "model.memory.cpu-cache",
+            asked=asked,
+            memory=in_gib(memory_bytes),
             variables={"VLLM_CPU_KVCACHE_SPACE": "1"},
         )
     elif given:
         yield from _cache(config, needed, given, "VLLM_CPU_KVCACHE_SPACE", sizes)
     total = needed.training + needed.rollout_weights + given
     if total > memory_bytes:
-        yield error(
-            "model.memory",
-            f"the training needs about {in_gib(total)} of memory, {in_gib(memory_bytes)} are there",
-            why=f"{in_gib(needed.training)} for parameters, gradients and optimizer, {in_gib(needed.rollout_weights)} "
-            f"for vLLM's weights, {in_gib(given)} for its cache: the OOM killer ends it",
-            fix="a smaller model (`raydebug tiny model DIR --like MODEL`), or a larger machine",
+        yield finding(
+            "model.memory.cpu",
+            total=in_gib(total),
+            memory=in_gib(memory_bytes),
+            training=in_gib(needed.training),
+            weights=in_gib(needed.rollout_weights),
+            cache=in_gib(given),
         )
 
 
@@ -206,31 +198,31 @@ def _on_gpu(config: TrainingConfig, needed: Estimate, gpu_bytes: int | None, siz
     share, key = float(config.get("gpu_memory") or 0.5), config.keys["gpu_memory"]
     offload: dict[str, str | None] = {config.keys[w]: "True" for w in ("offload_parameters", "offload_optimizer")}
     if needed.training > gpu_bytes:
-        yield error(
-            "model.memory",
-            f"each rank needs about {in_gib(needed.training)} for parameters, gradients and optimizer",
-            why=f"a GPU has {in_gib(gpu_bytes)}; activations come on top: CUDA out of memory while the actor is built",
-            fix=f"more GPUs, or {as_settings(offload)}",
+        yield finding(
+            "model.memory.rank",
+            training=in_gib(needed.training),
+            memory=in_gib(gpu_bytes),
             overrides=offload,
         )
         return
     room = int(share * gpu_bytes) - needed.rollout_weights - ENGINE_EXTRA_BYTES
     if room <= 0:
-        yield error(
-            "model.memory",
-            f"gpu_memory_utilization={share:g} gives vLLM {in_gib(share * gpu_bytes)}, its weights alone take "
-            f"{in_gib(needed.rollout_weights)}",
-            why="'No available memory for the cache blocks'",
-            fix=f"a larger {key} or {config.keys['tensor_parallel']}",
+        yield finding(
+            "model.memory.engine",
+            share=share,
+            part=in_gib(share * gpu_bytes),
+            weights=in_gib(needed.rollout_weights),
+            key=key,
+            config=config,
         )
         return
     yield from _cache(config, needed, room, key, sizes)
     if share * gpu_bytes + needed.training > gpu_bytes:
-        yield warning(
-            "model.memory",
-            f"vLLM's {in_gib(share * gpu_bytes)} and the training's {in_gib(needed.training)} are more than a GPU has",
-            why=f"{in_gib(gpu_bytes)}; both are there while answers are generated",
-            fix=f"{as_settings(offload)}, or a smaller gpu_memory_utilization",
+        yield finding(
+            "model.memory.both",
+            part=in_gib(share * gpu_bytes),
+            training=in_gib(needed.training),
+            memory=in_gib(gpu_bytes),
             overrides=offload,
         )
 
@@ -240,12 +232,15 @@ def _cache(config: TrainingConfig, needed: Estimate, room: int, owner: str, size
     if not needed.cache_per_token or needed.one_sequence <= room:
         return
     key, tokens = config.keys["rollout_model_tokens"], room // needed.cache_per_token
-    yield error(
+    yield finding(
         "model.kv-cache",
-        f"one sequence of {needed.sequence} tokens takes {in_gib(needed.one_sequence)} of KV cache, "
-        f"{in_gib(room)} are there",
-        why=f"{owner} decides it; vLLM: 'larger than the available KV cache memory'",
-        fix=f"{key}={tokens}; without it, it is the model's {sizes.get('max_position_embeddings')}",
+        needed=needed,
+        cache=in_gib(needed.one_sequence),
+        room=in_gib(room),
+        owner=owner,
+        key=key,
+        tokens=tokens,
+        positions=sizes.get("max_position_embeddings"),
         overrides={key: str(tokens)} if tokens else {},
     )
 

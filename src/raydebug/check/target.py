@@ -17,7 +17,7 @@ from raydebug.cluster.kinds import find_running, kind_of
 from raydebug.cluster.runner import LocalRunner, NodeRunner, Runner, run_on_each
 from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError, UsageError
-from raydebug.findings import Finding, error
+from raydebug.findings import Finding, finding
 from raydebug.protocol.secrets import without_secret_arguments
 from raydebug.settings.flavours import flavour_of, flavour_variables, install
 from raydebug.trainers.config import TrainingConfig
@@ -284,45 +284,25 @@ def facts_of(answer: Facts, question: str, limit_s: float) -> Facts:
         return facts
     last = (answer.get("output") or "").strip().splitlines()[-1:] or ["(it printed nothing)"]
     if answer.get("late"):
-        raise NoAnswer(
-            error(
-                "check.out-of-time",
-                f"the check '{question}' did not end within {limit_s:g} s",
-                why=f"it was ended; its last line: {last[0]}",
-                fix="look at what that line waits for; on a busy machine run the check again",
-            )
-        )
+        raise NoAnswer(finding("check.out-of-time", question=question, limit_s=limit_s, last=last))
     if "signal" in answer:
-        raise NoAnswer(
-            error(
-                "check.died",
-                f"the process of the check '{question}' died: {_death(answer['signal'])}",
-                why=f"it printed last: {last[0]}",
-                fix="run the same import by hand; a signal in native code mostly means packages that do not fit",
-            )
-        )
+        raise NoAnswer(finding("check.died", question=question, death=_death(answer["signal"]), last=last))
     if "refused" in answer:
         refused = answer["refused"]
-        raise NoAnswer(error("check.refused", refused["message"], why=refused["cause"], fix=refused["fix"]))
+        raise NoAnswer(finding("check.refused", refused=refused))
     failed = answer["failed"]
     if failed["type"] == "ModuleNotFoundError":
         missing = failed["message"].partition("'")[2].partition("'")[0]
         raise NoAnswer(
-            error(
-                "env.package-missing",
-                f"the check '{question}' needs {missing}, which the cluster's Python lacks",
-                why=f"{failed['where']} imports it",
-                fix=f"check in the environment of the training, or install a flavour: {install(flavour='cpu')}",
+            finding(
+                "env.package-missing.probe",
+                question=question,
+                missing=missing,
+                failed=failed,
+                install=install(flavour="cpu"),
             )
         )
-    raise NoAnswer(
-        error(
-            "check.failed",
-            f"the check '{question}' failed: {failed['type']}: {failed['message']}",
-            why=f"{failed['where']} raised it",
-            fix="if that is not a file of yours, report it with what `--json` prints",
-        )
-    )
+    raise NoAnswer(finding("check.failed", question=question, failed=failed))
 
 
 def _death(number: int) -> str:

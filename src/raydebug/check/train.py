@@ -23,7 +23,7 @@ from raydebug.diagnose.cause import diagnose
 from raydebug.diagnose.inputs import read_text
 from raydebug.diagnose.read import last_words
 from raydebug.errors import RaydebugError
-from raydebug.findings import CODES, Finding, error
+from raydebug.findings import Finding, finding, is_code
 from raydebug.process import SAFE_PATH
 from raydebug.protocol.secrets import without_secret_arguments
 from raydebug.runs.folder import load_run
@@ -68,44 +68,29 @@ def judge(code: int | None, log: str, target: Target, run: Run = NOT_RECORDED) -
     again = f"raydebug run --profile debug --debugger post-mortem -- {shown}"
     recorded, keys = run.findings, target.checks.keys
     if code == 0 and steps:
-        return _not_a_number(steps, target) or [_finding_of(one) for one in recorded if one["code"] in CODES]
+        return _not_a_number(steps, target) or [_finding_of(one) for one in recorded if is_code(one["code"])]
     if code == 0:
-        return [
-            error(
-                "train.no-step",
-                "the training ended well, and made no step",
-                why=f"no line 'step:1 - ...' is in its log; it printed last: {last_words(log)}",
-                fix=f"{keys.get('epochs', 'the number of steps')} must be 1 or more, and the data hold a batch",
-            )
-        ]
+        return [finding("train.no-step", last=last_words(log), epochs=keys.get("epochs", "the number of steps"))]
     if code is None:
         cause = first_error(log, run)
         words = f"; first cause: {''.join(headline(cause))[:200]}" if cause else ""
         return [
-            error(
-                "train.out-of-time",
-                f"the training was ended after {LIMIT_S:.0f} s, {len(steps)} steps were made",
-                why=f"it printed last: {last_words(log)}{words}",
-                fix=f"`{again}`, then `raydebug paused` or py-spy shows what it waits for",
+            finding(
+                "train.out-of-time", limit_s=LIMIT_S, count=len(steps), last=last_words(log), words=words, again=again
             )
         ]
     if refused := REFUSED.search(log):
-        return [
-            error("train.not-run", f"the training could not run: {refused[1]}", why=refused[2], fix=refused[3].strip())
-        ]
+        return [finding("train.not-run", refused=refused, fix=refused[3].strip())]
     failed = f"the training fails after {len(steps)} steps"
     if diagnosis := next((one for one in recorded if one.get("evidence")), None):
         what = f"{failed}: {diagnosis['what']} ({diagnosis['code']})"
         why = "; ".join(filter(None, (diagnosis["why"], diagnosis.get("evidence"))))
-        return [error("train.failed", what, why=why, fix=diagnosis["fix"])]
+        return [finding("train.failed.diagnosed", what=what, why=why, diagnosis=diagnosis)]
     cause = first_error(log, run)
     what, where = ("".join(headline(cause)), origin(cause)) if cause else (last_words(log), "")
     return [
-        error(
-            "train.failed",
-            f"{failed}: {what[:300]}",
-            why=f"{where or 'its log says so'}; exit code {code}",
-            fix=f"stop where it is raised: {again}",
+        finding(
+            "train.failed.named", failed=failed, what=what, place=where or "its log says so", code=code, again=again
         )
     ]
 
@@ -121,13 +106,11 @@ def _not_a_number(steps: list[StepMetrics], target: Target) -> list[Finding]:
         bad = [name for name, value in step["metrics"].items() if not math.isfinite(value) and SPOILT.search(name)]
         if bad:
             return [
-                error(
+                finding(
                     "train.not-a-number",
-                    f"step {step['step']} has no number for {', '.join(bad[:4])}",
-                    why="the weights are spoilt from then on; rewards that are nan or a learning rate too high do it",
-                    fix="look at the rewards"
-                    + (f" ({key}=DIR writes them)" if (key := target.checks.keys.get("rollouts_to")) else "")
-                    + ", or lower the rate",
+                    step=step,
+                    metrics=", ".join(bad[:4]),
+                    written=f" ({key}=DIR writes them)" if (key := target.checks.keys.get("rollouts_to")) else "",
                 )
             ]
     return []

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from raydebug.findings import Finding, error, warning
+from raydebug.findings import Finding, finding
 from raydebug.trainers.config import value_at
 from raydebug.trainers.settings import Settings
 from raydebug.trainers.verl.keys import needs_critic
@@ -64,12 +64,7 @@ def judge_batch(config: Mapping[str, Any]) -> Iterator[Finding]:
     if sizes is None:
         return
     if min(sizes.train, sizes.rollouts, sizes.ranks) < 1:
-        yield error(
-            "command.batch",
-            f"train_batch_size={sizes.train}, rollout.n={sizes.rollouts}, {sizes.ranks} GPUs: each must be 1 or more",
-            why="there is nothing to train on",
-            fix="data.train_batch_size=8 actor_rollout_ref.rollout.n=1 trainer.n_gpus_per_node=1 trainer.nnodes=1",
-        )
+        yield finding("command.batch.least", sizes=sizes)
         return
     trainer, rollout = config["trainer"], value_at(config, ROLLOUT)
     yield from _train(sizes, config)
@@ -125,21 +120,11 @@ def _train(sizes: Sizes, config: Mapping[str, Any]) -> Iterator[Finding]:
     is_padded = config["trainer"].get("use_v1") and value_at(config, f"{ACTOR}.use_dynamic_bsz")
     if sizes.train * sizes.rollouts % sizes.ranks and not is_padded:
         fitting = sizes.fitting_train()
-        yield error(
-            "command.batch",
-            f"{sizes.train} prompts x {sizes.rollouts} rollouts cannot be spread over {sizes.ranks} ranks",
-            why=f"verl asserts that real_train_batch_size is divisible by {sizes.ranks}",
-            overrides={"data.train_batch_size": str(fitting)},
-        )
+        yield finding("command.batch.ranks", sizes=sizes, overrides={"data.train_batch_size": str(fitting)})
     fetched = config["data"].get("gen_batch_size")
     is_v1 = config["trainer"].get("use_v1")  # in DAPO's own trainer it is larger than the batch that it keeps of it
     if is_v1 and isinstance(fetched, int) and fetched > 0 and sizes.train % fetched:
-        yield error(
-            "command.batch",
-            f"data.gen_batch_size={fetched} does not divide data.train_batch_size={sizes.train}",
-            why="the trainer fetches whole pieces: 'num_prompts must be a positive multiple of gen_batch_size'",
-            overrides={"data.gen_batch_size": "null"},
-        )
+        yield finding("command.batch.pieces", fetched=fetched, sizes=sizes, overrides={"data.gen_batch_size": "null"})
 
 
 def _mini(sizes: Sizes, path: str, part: Mapping[str, Any], *, is_v1: bool, is_later: bool) -> Iterator[Finding]:
@@ -151,24 +136,19 @@ def _mini(sizes: Sizes, path: str, part: Mapping[str, Any], *, is_v1: bool, is_l
         return
     fitting = sizes.fitting_mini(mini)
     if mini > sizes.train and not is_dynamic:
-        yield error(
-            "command.batch",
-            f"{key}={mini} is larger than data.train_batch_size={sizes.train}",
-            why="verl refuses it: a mini batch is a part of the train batch",
-            overrides={key: str(fitting)},
-        )
+        yield finding("command.batch.mini-large", key=key, mini=mini, sizes=sizes, overrides={key: str(fitting)})
     elif mini * sizes.rollouts % sizes.shares:
-        yield error(
-            "command.batch",
-            f"a mini batch of {mini} x {sizes.rollouts} rollouts cannot be spread over {sizes.shares} ranks",
-            why="each rank asserts it at its first update, after the first rollouts",
-            overrides={key: str(fitting)},
-        )
+        yield finding("command.batch.mini-ranks", mini=mini, sizes=sizes, overrides={key: str(fitting)})
     elif sizes.train % mini and not is_dynamic:
-        yield (error if is_later and not is_v1 else warning)(
-            "command.batch",
-            f"{key}={mini} does not divide data.train_batch_size={sizes.train}",
-            why="the v1 trainer fills the batch up with made-up samples" if is_v1 else "the last mini batch is short",
+        yield finding(
+            "command.batch.mini",
+            severity="error" if is_later and not is_v1 else "warning",
+            key=key,
+            mini=mini,
+            sizes=sizes,
+            effect="the v1 trainer fills the batch up with made-up samples"
+            if is_v1
+            else "the last mini batch is short",
             overrides={key: str(fitting)},
         )
         fitting = mini if is_v1 else fitting
@@ -186,28 +166,12 @@ def _micro(path: str, part: Mapping[str, Any], name: str, whole: int, sizes: Siz
     key, share = f"{path}_per_gpu", whole // sizes.shares
     if older is None and micro is None:
         fitting = largest_divisor(share or 8, 8)
-        yield error(
-            "command.batch",
-            f"neither {key} nor {path} is given",
-            why="verl demands one of them unless use_dynamic_bsz=True",
-            overrides={key: str(fitting)},
-        )
+        yield finding("command.batch.micro-none", key=key, path=path, overrides={key: str(fitting)})
     elif older is not None and micro is not None and older != micro:
-        yield error(
-            "command.batch",
-            f"both {path} and {key} are given",
-            why="verl refuses the older one beside the newer one",
-            fix=f"take {path} out",
-            overrides={path: None},
-        )
+        yield finding("command.batch.micro-both", path=path, key=key, overrides={path: None})
     elif isinstance(micro, int) and micro > 0 and share % micro:
         fitting = largest_divisor(share, micro)
-        yield error(
-            "command.batch",
-            f"{key}={micro} does not divide the {share} sequences that each rank gets",
-            why="verl asserts 'data size must be divisible by force_group_size * micro_batch_size_per_gpu'",
-            overrides={key: str(fitting)},
-        )
+        yield finding("command.batch.micro", key=key, micro=micro, share=share, overrides={key: str(fitting)})
 
 
 def largest_divisor(whole: int, at_most: int) -> int:

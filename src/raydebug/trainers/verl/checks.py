@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from raydebug.findings import Finding, error, warning
+from raydebug.findings import Finding, finding
 from raydebug.trainers.config import (
     CannotCompose,
     Composed,
@@ -141,11 +141,9 @@ class PpoChecks:
     def refused(self, refusal: Mapping[str, Any], arguments: Sequence[str]) -> Finding:
         message: str = refusal["message"]
         if refusal.get("kind") in ("MissingConfig", "MissingConfigException"):  # ours, and Hydra's
-            return error(
-                "command.override",
-                "the config of the command cannot be composed",
-                why="; ".join(line.strip() for line in message.splitlines() if line.strip())[:300],
-                fix="check --config-name, --config-path, --config-dir and the folder that the command runs in",
+            return finding(
+                "command.override.config",
+                lines="; ".join(line.strip() for line in message.splitlines() if line.strip()),
             )
         keys: list[str] = refusal.get("keys") or []
         meant = re.search(r"Could not override '([^']+)'", message)
@@ -157,9 +155,9 @@ class PpoChecks:
         elsewhere = [k for k in keys if k.rpartition(".")[2] == key.rpartition(".")[2]]
         close = difflib.get_close_matches(key, keys, n=1, cutoff=0.8) or elsewhere[:1]
         change: dict[str, str | None] = {key: None, close[0]: value} if close else {key: None, f"+{key}": value}
-        return error(
-            "command.override",
-            f"the config has no setting {key}",
+        return finding(
+            "command.override.key",
+            key=key,
             why=f"Hydra refuses '{said}': " + message.strip().splitlines()[-3].strip()
             if message.count("\n") >= 3
             else f"Hydra refuses '{said}'",
@@ -194,23 +192,18 @@ class PpoChecks:
     def judge_verdict(self, refusal: Mapping[str, Any]) -> Finding:
         said = f"{refusal['type']}: {refusal['message'].strip().partition(chr(10))[0][:250]}"
         if refusal["part"] == "import verl":
-            return error(
-                "command.refused",
-                "verl cannot be imported",
-                why=f"{said} ({refusal['where']})",
-                fix="install the flavour's lock again: a package that verl imports is missing or does not fit",
-            )
+            return finding("command.refused.import", said=said, refusal=refusal)
         if refusal["part"] == "validate_config":
             why = f"validate_config, which the trainer calls first, raises it ({refusal['where']})"
         elif refusal["part"] == "actor_rollout_ref.rollout":
             why = f"it becomes a dataclass in each worker ({refusal['where']})"
         else:
             why = f"verl looks it up when its workers are up ({refusal['where']})"
-        return error(
-            "command.refused",
-            f"verl refuses {'the config' if refusal['part'] == 'validate_config' else refusal['part']}: {said}",
+        return finding(
+            "command.refused.config",
+            part="the config" if refusal["part"] == "validate_config" else refusal["part"],
+            said=said,
             why=why,
-            fix="change the setting that it names",
         )
 
     def trained_bytes(self, config: TrainingConfig, parameters: int) -> int:
@@ -362,11 +355,11 @@ def _unreadable(message: str, overrides: Sequence[str]) -> Finding:
     odd = next((o for o in overrides if o in message), "")
     if not odd:
         odd = next((o for o in overrides if any(c in o.partition("=")[2] for c in "[]{}()|$")), "")
-    return error(
-        "command.override",
-        f"Hydra cannot read the override '{odd}'" if odd else "Hydra cannot compose the config of the command",
-        why="; ".join(lines[:2])[:300],
-        fix=f"quote the value for Hydra inside the shell's quotes: '{odd.partition('=')[0]}=\"...\"'"
+    return finding(
+        "command.override.syntax",
+        what=f"Hydra cannot read the override '{odd}'" if odd else "Hydra cannot compose the config of the command",
+        lines="; ".join(lines[:2]),
+        fix=f"""quote the value for Hydra inside the shell's quotes: '{odd.partition("=")[0]}="..."'"""
         if odd
         else "check --config-name, --config-dir and the groups that the command names",
     )
@@ -374,30 +367,15 @@ def _unreadable(message: str, overrides: Sequence[str]) -> Finding:
 
 def _values(config: Mapping[str, Any]) -> Iterator[Finding]:
     if value_at(config, "actor_rollout_ref.rollout.name", "") in (MISSING, None):
-        yield error(
-            "command.value-missing",
-            "actor_rollout_ref.rollout.name is not given",
-            why="it has no default since verl 0.6: MissingMandatoryValue, after the workers have started",
-            overrides={"actor_rollout_ref.rollout.name": "vllm"},
-        )
+        yield finding("command.value-missing", overrides={"actor_rollout_ref.rollout.name": "vllm"})
     if value_at(config, "trainer.total_epochs", 1) in (0, None):
-        yield error(
-            "command.value",
-            "trainer.total_epochs=0: there is nothing to do",
-            why="the trainer ends well without a step (verl 0.9.1 trainer_base.py:467)",
-            overrides={"trainer.total_epochs": "1"},
-        )
+        yield finding("command.value.nothing", overrides={"trainer.total_epochs": "1"})
     for path in NUMBERS:
         value = value_at(config, path, MISSING)
         is_number = isinstance(value, int) and not isinstance(value, bool)
         if value is MISSING or value == MISSING or is_number or (value is None and path in MAY_BE_NONE):
             continue
-        yield error(
-            "command.value",
-            f"{path}={value} is not a whole number",
-            why="Hydra accepts any word; verl computes with it and raises TypeError or ValueError",
-            fix=f"{path}=NUMBER (an empty shell variable gives an empty value)",
-        )
+        yield finding("command.value.number", path=path, value=value)
 
 
 def _whole(config: Mapping[str, Any], path: str) -> int | None:
@@ -417,10 +395,9 @@ def _parallel(config: Mapping[str, Any]) -> Iterator[Finding]:
     pipeline = _whole(config, "actor_rollout_ref.rollout.pipeline_model_parallel_size") or 1
     key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
     if pipeline > 1 and name == "vllm":
-        yield error(
-            "command.parallel",
-            f"pipeline_model_parallel_size={pipeline}: verl's rollout by vLLM has no pipeline parallelism",
-            why="verl 0.9.1 workers/config/rollout.py raises NotImplementedError",
+        yield finding(
+            "command.parallel.pipeline",
+            pipeline=pipeline,
             overrides={"actor_rollout_ref.rollout.pipeline_model_parallel_size": "1"},
         )
     if ranks is None:
@@ -429,47 +406,28 @@ def _parallel(config: Mapping[str, Any]) -> Iterator[Finding]:
     pool = _ranks(config, "rollout") or ranks
     if tensor is not None and name != "hf" and (tensor < 1 or pool % tensor):
         fitting = max(n for n in range(1, max(pool, 1) + 1) if pool % n == 0 and n <= max(tensor, 1))
-        yield error(
-            "command.parallel",
-            f"tensor_model_parallel_size={tensor} does not divide the {pool} GPUs of the run",
-            why="each engine takes that many GPUs of the pool (verl 0.9.1 workers/rollout/replica.py)",
-            overrides={key: str(fitting)},
-        )
+        yield finding("command.parallel.tensor", tensor=tensor, pool=pool, overrides={key: str(fitting)})
     sequence = _whole(config, "actor_rollout_ref.actor.ulysses_sequence_parallel_size") or 1
     if ranks % sequence:
         path = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
-        yield error(
-            "command.parallel",
-            f"ulysses_sequence_parallel_size={sequence} does not divide the {ranks} GPUs of the run",
-            why="the ranks are laid out as data parallel by sequence parallel",
-            overrides={path: "1"},
-        )
+        yield finding("command.parallel.sequence", sequence=sequence, ranks=ranks, overrides={path: "1"})
     if sequence > 1 and value_at(config, "actor_rollout_ref.model.use_remove_padding") is False:
-        yield error(
-            "command.parallel",
-            "sequence parallelism needs use_remove_padding=True",
-            why="verl 0.9.1 workers/config/actor.py asserts it",
-            overrides={"actor_rollout_ref.model.use_remove_padding": "True"},
-        )
+        yield finding("command.parallel.padding", overrides={"actor_rollout_ref.model.use_remove_padding": "True"})
 
 
 def _gpus(config: Mapping[str, Any], gpus: int | None) -> Iterator[Finding]:
     wanted, each, nodes = (_ranks(config, "trainer"), *(value_at(config, f"trainer.{k}") for k in _LAYOUT))
     apart = _ranks(config, "rollout")  # a recipe's own pool, as in `_parallel`
     if gpus is not None and wanted is not None and apart and wanted + apart > gpus:
-        yield error(
-            "command.gpus",
-            f"the command asks for {wanted + apart} GPUs, {gpus} are there",
-            why=f"{wanted} for the trainer (trainer.n_gpus_per_node x nnodes), {apart} for rollouts (rollout.*)",
-            fix="`raydebug up --gpus N`, or smaller numbers for both",
-        )
+        yield finding("command.gpus.pools", wanted=wanted + apart, gpus=gpus, wanted_2=wanted, apart=apart)
     elif gpus is not None and wanted is not None and wanted > gpus:
         fewer = max(1, min(nodes, gpus))  # `gpus` is the sum over all nodes
-        yield error(
-            "command.gpus",
-            f"the command asks for {wanted} GPUs, {gpus} are there",
-            why=f"trainer.n_gpus_per_node={each}, trainer.nnodes="
-            f"{nodes}: 'Total available GPUs {gpus} is less than total desired GPUs {wanted}'",
+        yield finding(
+            "command.gpus.one-pool",
+            wanted=wanted,
+            gpus=gpus,
+            each=each,
+            nodes=nodes,
             fix="" if gpus else "`raydebug up --gpus N`",
             overrides={"trainer.n_gpus_per_node": str(gpus // fewer), "trainer.nnodes": str(fewer)} if gpus else {},
         )
@@ -481,10 +439,4 @@ def _loggers(config: Mapping[str, Any], variables: Mapping[str, str]) -> Iterato
     if "wandb" in names and not variables.get("WANDB_API_KEY"):
         if variables.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
             return
-        yield warning(
-            "command.logger",
-            "trainer.logger has wandb, and there is no WANDB_API_KEY",
-            why="a job has no terminal to ask for the key: wandb ends the trainer, unless ~/.netrc has it",
-            fix="trainer.logger='[console]', or WANDB_MODE=offline in the environment of `raydebug up`",
-            overrides={"trainer.logger": "[console]"},
-        )
+        yield finding("command.logger", overrides={"trainer.logger": "[console]"})

@@ -21,9 +21,9 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from raydebug.findings import Finding
+from raydebug.findings import Finding, finding
 from raydebug.trainers.trainer import StepMetrics
 
 PEARSON = "training/rollout_actor_probs_pearson_corr"  # verl 0.6 to 0.9.1 utils/debug/metrics.py
@@ -56,6 +56,17 @@ CUT_LEAST = 16  # tokens
 ADVANTAGE_ZERO = 1e-6
 GRADIENT_TIMES, GRADIENT_BEFORE, GRADIENT_BEFORE_LEAST = 100.0, 10, 3  # times the median of the steps before it
 ENTROPY_FRACTION = 0.1  # of the highest of the first STEPS steps
+# What the texts of the findings name of these.
+LIMITS: dict[str, Any] = {
+    "pearson_least": PEARSON_LEAST,
+    "kl_most": KL_MOST,
+    "steps": STEPS,
+    "small_steps": SMALL_STEPS,
+    "advantage_zero": ADVANTAGE_ZERO,
+    "gradient_times": GRADIENT_TIMES,
+    "gradient_before": GRADIENT_BEFORE,
+    "entropy_fraction": ENTROPY_FRACTION,
+}
 
 
 Sign: TypeAlias = tuple[str, str]
@@ -64,21 +75,16 @@ Sign: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True)
 class NumberRule:
-    """One thing that the numbers can show.
+    """One thing that the numbers can show; its limit, causes and what to look at are texts of the finding.
 
     Args:
         find: looks at the steps up to now, and at whether the training is reduced.
-        limit: what counts as a sign, and the source of this limit.
-        look: what to look at where the training has stopped.
         explains: codes of findings that follow from this one.
         may_be_chance: in a reduced training it is a note.
     """
 
     code: str
     find: Callable[[Sequence[StepMetrics], bool], Sign | None]
-    limit: str
-    causes: str
-    look: str
     explains: tuple[str, ...] = ()
     may_be_chance: bool = False
 
@@ -93,11 +99,11 @@ def judge(steps: Sequence[StepMetrics], *, small: bool) -> list[Finding]:
             continue
         what, condition = sign
         is_chance = small and rule.may_be_chance
-        causes = f"the training is reduced: few, short responses; {rule.causes}" if is_chance else rule.causes
-        fix = f"raydebug run --stop-when '{condition}' -- COMMAND; {rule.look}"
+        reduced = "the training is reduced: few, short responses; " if is_chance else ""
         severity = "note" if is_chance else "warning"
-        why = f"limit: {rule.limit}. Likely causes, in order: {causes}"
-        findings.append(Finding(rule.code, severity, what, why=why, fix=fix))
+        findings.append(
+            finding(rule.code, severity=severity, what=what, reduced=reduced, condition=condition, **LIMITS)
+        )
         explained.update(rule.explains)
     return findings
 
@@ -216,76 +222,17 @@ def _find_collapsed_entropy(steps: Sequence[StepMetrics], _small: bool) -> Sign 
     return what, f"{name} < {limit:.4g} for {STEPS} steps"
 
 
-_RESPONSES = "trainer.rollout_data_dir=DIR writes every response with its score"
 RULES = (
-    NumberRule(
-        "train.rollout-mismatch",
-        _find_mismatch,
-        f"correlation {PEARSON_LEAST} (healthy trainings have 0.995 and more), or KL {KL_MOST} and difference 0.01"
-        " (verl's docs/algo/rollout_corr.md and docs/faq)",
-        "the rollout engine does not have the actor's weights (their transfer failed, left some out or came late);"
-        " it reports probabilities of other sampling settings (temperature, top_p or top_k differ from the actor's,"
-        " rollout.logprobs_mode is not processed_logprobs);"
-        " precision or kernels differ (quantized rollouts, cascade attention, expert routing);"
-        " the actor reads other tokens than the engine wrote (chat template, position ids, padding)",
-        "compare a weight of the actor with the same one of the engine",
-    ),
-    NumberRule(
-        "train.responses-cut",
-        _find_cut_responses,
-        f"all responses of {STEPS} steps are as long as the longest one (verl's trainer/ppo/metric_utils.py)",
-        "data.max_response_length is too small for the task;"
-        " the model never ends a response (wrong eos token or chat template, ignore_eos);"
-        " the model repeats itself (look at entropy and temperature)",
-        _RESPONSES,
-    ),
+    NumberRule("train.rollout-mismatch", _find_mismatch),
+    NumberRule("train.responses-cut", _find_cut_responses),
     NumberRule(
         "train.rewards-equal",
         _find_equal_rewards,
-        f"no difference in {STEPS} steps ({SMALL_STEPS} of a reduced training); GRPO subtracts the mean reward"
-        " (verl's trainer/ppo/core_algos.py)",
-        "the reward function finds no answer in any response (format, data_source, ground_truth);"
-        " responses are cut before their answer; the task is too hard or too easy for the model;"
-        " all responses are the same (temperature=0)",
-        _RESPONSES,
         explains=("train.advantages-zero", "train.gradient-zero"),
         may_be_chance=True,
     ),
-    NumberRule(
-        "train.advantages-zero",
-        _find_zero_advantages,
-        f"{ADVANTAGE_ZERO} in {STEPS} steps ({SMALL_STEPS} of a reduced training); the policy loss is a multiple"
-        " of them (verl's trainer/ppo/core_algos.py)",
-        "all responses to a prompt have the same reward, and only prompts differ;"
-        " algorithm.adv_estimator does not fit the rewards",
-        _RESPONSES,
-        explains=("train.gradient-zero",),
-        may_be_chance=True,
-    ),
-    NumberRule(
-        "train.gradient-zero",
-        _find_zero_gradient,
-        f"exactly 0 in {STEPS} steps ({SMALL_STEPS} of a reduced training); verl logs the norm before it clips",
-        "the loss does not depend on the parameters (detach or no_grad in a custom loss, frozen parameters);"
-        " the response mask leaves out every token; gradients are too small for float16",
-        "look at the loss and the mask in the actor's update",
-    ),
-    NumberRule(
-        "train.gradient-explodes",
-        _find_exploding_gradient,
-        f"{GRADIENT_TIMES:g} times the median of the last {GRADIENT_BEFORE} steps; verl logs the norm before it clips",
-        "rollout and actor probabilities disagree (training/rollout_probs_diff_mean);"
-        " a reward or an advantage is nan, infinite or an outlier (critic/rewards/max, critic/advantages/max);"
-        " the learning rate is too high",
-        "--stop-on nonfinite stops at the first module that computes nan or infinity",
-    ),
-    NumberRule(
-        "train.entropy-collapse",
-        _find_collapsed_entropy,
-        f"{ENTROPY_FRACTION:.0%} of the highest of the first {STEPS} steps, for {STEPS} steps",
-        "the same response to every prompt has a high reward (a flaw of the reward function);"
-        " the learning rate is too high, or clip_ratio_high too small;"
-        " nothing regularizes the policy (no KL loss, entropy_coeff=0)",
-        _RESPONSES,
-    ),
+    NumberRule("train.advantages-zero", _find_zero_advantages, explains=("train.gradient-zero",), may_be_chance=True),
+    NumberRule("train.gradient-zero", _find_zero_gradient),
+    NumberRule("train.gradient-explodes", _find_exploding_gradient),
+    NumberRule("train.entropy-collapse", _find_collapsed_entropy),
 )
