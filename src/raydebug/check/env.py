@@ -128,12 +128,7 @@ def judge_packages(facts: Mapping[str, Any], *, trainer: str | None, engine: str
         missing &= {"ray", "torch", "transformers"}
     yield from (_not_there(name, flavour, trainer or "") for name in sorted(missing))
     if trainer == "verl" and is_on_cpu(facts["variables"]) and "raydebug-cpu" not in has:
-        yield error(
-            "env.package-missing",
-            "raydebug-cpu is not installed in the cluster's Python",
-            why="VERL_PLATFORM=cpu names a platform that verl itself has not: \"Unknown platform 'cpu'\"",
-            fix=f"pip install raydebug-cpu=={__version__}",
-        )
+        yield finding("env.package-missing.platform", version=__version__)
     if "debugpy" not in has:
         yield finding(
             "env.package-missing.debugger", executable=facts["executable"], version=_lock("core").pins["debugpy"]
