@@ -108,7 +108,7 @@ def test_launch_json_below_a_linked_folder(theirs: Path, tmp_path: Path) -> None
     (theirs / ".vscode").symlink_to(tmp_path / "settings")
     failure = raydebug("vscode", "--snapshot", SNAPSHOT)
     assert failure is not None
-    assert failure.cause == f"it is a link out of this folder, to {tmp_path / 'settings' / 'launch.json'}"
+    assert failure.cause == f"its folder is a link out of this folder, to {tmp_path / 'settings'}"
     assert list((tmp_path / "settings").iterdir()) == []
 
 

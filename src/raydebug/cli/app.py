@@ -116,7 +116,7 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
     """
     if arguments and set(arguments) <= {"--help", "--debug"}:
         return _build(_verbs(), outlined=True)
-    word = next((one for one in arguments if one != "--debug"), None)
+    word = next((word for word in arguments if word != "--debug"), None)
     found = [verb for verb in _verbs() if verb.name == word]
     return _build(found) if found else whole_app()
 

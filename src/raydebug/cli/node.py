@@ -12,32 +12,40 @@ import typer
 from raydebug.cli.options import Debugger
 from raydebug.errors import Exit, RaydebugError
 
+_Stdin = Annotated[
+    str, typer.Argument(metavar="[-]", help="With --join, without a shared folder: read head and token from stdin.")
+]
+_Folder = Annotated[
+    Path | None, typer.Option(help="Folder of the cluster, the same for all nodes, for you alone.", metavar="FOLDER")
+]
+_Head = Annotated[bool, typer.Option("--head", help="This is the head. Below Slurm task 0 is, without this.")]
+_Join = Annotated[bool, typer.Option("--join", help="This is not the head.")]
+_Nodes = Annotated[
+    int | None, typer.Option(help="How many nodes the cluster is to have. Default: Slurm's.", min=1, metavar="N")
+]
+_Cpus = Annotated[int | None, typer.Option(help="Logical CPUs of this node.", min=1, metavar="N")]
+_Gpus = Annotated[int | None, typer.Option(help="Logical GPUs of this node.", min=0, metavar="N")]
+_Interface = Annotated[
+    str | None,
+    typer.Option(help="Network interface for the other nodes. Default: the one that leads there.", metavar="IF"),
+]
+_Ports = Annotated[
+    str | None, typer.Option(help="Use no other ports, where a firewall is between the nodes.", metavar="A-B")
+]
+_Patience = Annotated[float, typer.Option(help="Seconds to wait for the head.", min=0, metavar="S")]
+
 
 def node(
-    stdin: Annotated[
-        str, typer.Argument(metavar="[-]", help="With --join, without a shared folder: read head and token from stdin.")
-    ] = "",
-    folder: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the cluster, the same for all nodes, for you alone.", metavar="FOLDER"),
-    ] = None,
-    head: Annotated[
-        bool, typer.Option("--head", help="This is the head. Below Slurm task 0 is, without this.")
-    ] = False,
-    join: Annotated[bool, typer.Option("--join", help="This is not the head.")] = False,
-    nodes: Annotated[
-        int | None, typer.Option(help="How many nodes the cluster is to have. Default: Slurm's.", min=1, metavar="N")
-    ] = None,
-    cpus: Annotated[int | None, typer.Option(help="Logical CPUs of this node.", min=1, metavar="N")] = None,
-    gpus: Annotated[int | None, typer.Option(help="Logical GPUs of this node.", min=0, metavar="N")] = None,
-    interface: Annotated[
-        str | None,
-        typer.Option(help="Network interface for the other nodes. Default: the one that leads there.", metavar="IF"),
-    ] = None,
-    ports: Annotated[
-        str | None, typer.Option(help="Use no other ports, where a firewall is between the nodes.", metavar="A-B")
-    ] = None,
-    patience: Annotated[float, typer.Option(help="Seconds to wait for the head.", min=0, metavar="S")] = 300.0,
+    stdin: _Stdin = "",
+    folder: _Folder = None,
+    head: _Head = False,
+    join: _Join = False,
+    nodes: _Nodes = None,
+    cpus: _Cpus = None,
+    gpus: _Gpus = None,
+    interface: _Interface = None,
+    ports: _Ports = None,
+    patience: _Patience = 300.0,
     debugger: Debugger = None,
 ) -> None:
     """Be one host of a cluster, in the foreground: Ray, and on the head the gateway. A launcher starts it on each.

@@ -82,7 +82,7 @@ def open_(
 def _list(found: Sequence[SnapshotFile], target: str, *, as_json: bool) -> None:
     if as_json:
         kept = ("exception", "function", "line", "rank", "pid", "at", "same")
-        rows = [{"file": str(one.path.absolute()), **{key: one.summary.get(key) for key in kept}} for one in found]
+        rows = [{"file": str(file.path.absolute()), **{key: file.summary.get(key) for key in kept}} for file in found]
         render.out_json({"version": 1, "snapshots": rows})
     elif not found:
         render.say(f"'{target}' has no snapshot: none of its processes crashed")
@@ -97,7 +97,7 @@ def _show(found: Sequence[SnapshotFile], *, to_stderr: bool = False) -> None:
 
     groups = describe_groups(found)
     groups[0]["at"] += " first"
-    rows = [[one[name] for name in ("pick", "exception", "where", "who", "at", "id")] for one in groups]
+    rows = [[group[name] for name in ("pick", "exception", "where", "who", "at", "id")] for group in groups]
     render.table(None, ["", "exception", "where", "who", "at", "id"], rows, to_stderr=to_stderr)
 
 

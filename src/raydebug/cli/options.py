@@ -107,7 +107,7 @@ class PassThrough(TyperCommand):
 
 def given_options(ctx: typer.Context) -> list[str]:
     """Return the options on the command line, by their first name."""
-    sources = {one.opts[0]: ctx.get_parameter_source(one.name or "") for one in ctx.command.params}
+    sources = {it.opts[0]: ctx.get_parameter_source(it.name or "") for it in ctx.command.params}
     return [option for option, source in sources.items() if source and source.name == "COMMANDLINE"]
 
 

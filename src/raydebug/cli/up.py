@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydebug import render
+from raydebug.cli.env_file import write_env as write_env_file
 from raydebug.cli.options import Debugger, Json, Name, given_options
 from raydebug.cli.status import describe, show_cluster, warn_without_token
+from raydebug.cli.up_kinds import choose, refuse_for_join
 from raydebug.errors import RaydebugError, UsageError
+from raydebug.settings.debugger import choose_mode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from raydebug.cluster.state import Cluster
     from raydebug.cluster.up import UpOptions
 
@@ -48,7 +53,7 @@ _Flavour = Annotated[
     typer.Option(help="compose: core, cpu, cuda ... (default: cuda with a GPU).", metavar="FLAVOUR"),
 ]
 _Workers = Annotated[
-    int | None,
+    int,
     typer.Option(help="compose: how many workers. Default: 1.", min=0, metavar="N", show_default=False),
 ]
 _Prefork = Annotated[
@@ -107,7 +112,7 @@ def up(
     cpus: _Cpus = None,
     python: _Python = None,
     flavour: _Flavour = None,
-    workers: _Workers = None,
+    workers: _Workers = 1,
     debugger: Debugger = None,
     dashboard_port: _DashboardPort = None,
     gateway_port: _GatewayPort = None,
@@ -128,37 +133,19 @@ def up(
       raydebug up --join http://HEAD:8265       a Ray cluster that runs already: nothing of it is restarted
       raydebug up --join ~/raydebug-1234        one of `raydebug node`, such as the job of deploy/slurm.sbatch
     """
-    from raydebug.cli.env_file import write_env as write_env_file
     from raydebug.cli.up_elsewhere import join_cluster
-    from raydebug.cli.up_kinds import choose, refuse_for_join
-    from raydebug.cluster.find import find_cluster
     from raydebug.cluster.locks import Use
     from raydebug.cluster.state import save_cluster
     from raydebug.cluster.up import UpOptions, ignore_interrupts, notice_interrupts
-    from raydebug.settings.debugger import choose_mode
 
-    given = given_options(ctx)
+    cluster, join = _kind_or_join(name, cluster, join, through, given_options(ctx))
     if write_env is not None:
-        choose(cluster, given)  # refuses what is not for containers
-        write_env_file(write_env, flavour, 1 if workers is None else workers, as_json=as_json)
+        write_env_file(write_env, flavour, workers, as_json=as_json)
         return
-    known = find_cluster(name) if join is None else None
-    if known is not None and known.is_joined:
-        join = known.there.join_url  # the join again
-    if join is not None:
-        refuse_for_join(join, given)
-    elif through is not None:
-        raise UsageError(
-            "--through needs --join", cause="it is the way to the head of a cluster that runs already",
-            fix="raydebug up --join http://127.0.0.1:8265 --through 'ssh HEAD'", code="joined.options",
-        )  # fmt: skip
-    else:
-        cluster = choose(cluster, given)
     options = UpOptions(
         name=name, cpus=cpus, gpus=gpus, debugger=choose_mode(debugger, os.environ)[0], dashboard_port=dashboard_port,
-        gateway_port=gateway_port, python=python, prefork=prefork,
-        flavour=flavour, workers=1 if workers is None else workers, project=Path.cwd(), mounts=mount or [],
-        hf_cache=hf_cache, env_file=env_file, yes=yes,
+        gateway_port=gateway_port, python=python, prefork=prefork, flavour=flavour, workers=workers,
+        project=Path.cwd(), mounts=mount or [], hf_cache=hf_cache, env_file=env_file, yes=yes,
     )  # fmt: skip
     with notice_interrupts():  # from here on: an import can lose a Ctrl-C too
         if join is not None:
@@ -168,24 +155,52 @@ def up(
             _preview(options, as_json=as_json)
             return
         with Use(name):  # what is there, and belongs to a `run`, is not ended meanwhile
-            found, started = _bring_up(options, cluster)
-            if owner := found.owner:  # a `run` has started it: it stays from now on
-                found = replace(found, owner=0)
-                save_cluster(found)
+            running, started = _bring_up(options, cluster)
+            if owner := running.owner:  # a `run` has started it: it stays from now on
+                running = replace(running, owner=0)
+                save_cluster(running)
     with ignore_interrupts():  # the cluster runs: an exit code 130 would say that nothing is left of it
-        if as_json:
-            render.out_json(describe(found))
-            return
-        if not started:
-            render.say(f"cluster '{name}' runs already:")
-        if owner:
-            render.say(f"`raydebug run` (pid {owner}) has started it; it stays now until `raydebug down`")
-        if options.prefork and not found.prefork:
-            render.say("note: it has no pre-forked processes (--prefork is for a local cluster that is started anew)")
-        show_cluster(found)
-        warn_without_token(found)
-        if found.prefork:
-            render.say("its pool needs about 30 s to load; `raydebug ps` shows what it holds")
+        _show_started(running, options, owner=owner, started=started, as_json=as_json)
+
+
+def _kind_or_join(
+    name: str, kind: str | None, join: str | None, through: str | None, given: Sequence[str]
+) -> tuple[str | None, str | None]:
+    """Return the kind of cluster that is asked for, or the address of the one to join, again if it was joined.
+
+    Raises:
+        UsageError: options that do not go together.
+    """
+    from raydebug.cluster.find import find_cluster
+
+    cluster = find_cluster(name) if join is None and "--write-env" not in given else None
+    if cluster is not None and cluster.is_joined:
+        join = cluster.there.join_url
+    if join is not None:
+        refuse_for_join(join, given)
+        return kind, join
+    if through is not None:
+        raise UsageError(
+            "--through needs --join", cause="it is the way to the head of a cluster that runs already",
+            fix="raydebug up --join http://127.0.0.1:8265 --through 'ssh HEAD'", code="joined.options",
+        )  # fmt: skip
+    return choose(kind, given), None
+
+
+def _show_started(cluster: Cluster, options: UpOptions, *, owner: int, started: bool, as_json: bool) -> None:
+    if as_json:
+        render.out_json(describe(cluster))
+        return
+    if not started:
+        render.say(f"cluster '{options.name}' runs already:")
+    if owner:
+        render.say(f"`raydebug run` (pid {owner}) has started it; it stays now until `raydebug down`")
+    if options.prefork and not cluster.prefork:
+        render.say("note: it has no pre-forked processes (--prefork is for a local cluster that is started anew)")
+    show_cluster(cluster)
+    warn_without_token(cluster)
+    if cluster.prefork:
+        render.say("its pool needs about 30 s to load; `raydebug ps` shows what it holds")
 
 
 def _bring_up(options: UpOptions, asked: str | None) -> tuple[Cluster, bool]:
@@ -225,10 +240,10 @@ def _preview(options: UpOptions, *, as_json: bool) -> None:
 
     sizes, argv = preview(options)
     if as_json:
-        render.out_json({"version": 1, "settings": {one.name: one.value for one in sizes}, "command": argv})
+        render.out_json({"version": 1, "settings": {size.name: size.value for size in sizes}, "command": argv})
         return
-    for one in sizes:
-        render.out(f"{f'{one.name}={one.value}':<36} # {one.why}")
+    for size in sizes:
+        render.out(f"{f'{size.name}={size.value}':<36} # {size.why}")
     render.out(shlex.join(argv))
 
 

@@ -71,7 +71,7 @@ def write_configuration(configuration: Mapping[str, object], folder: Path) -> Pa
             raise OSError(f"its folder is a link out of this folder, to {path.parent.resolve()}")
         require_own(folder)  # of a new .vscode too
         path.parent.mkdir(exist_ok=True)
-        atomic_write(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        atomic_write(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n", mode=None)
     except OSError as error:
         raise UsageError(
             f"{path} was not written",
