@@ -20,6 +20,7 @@ from raydebug.cluster.runner import LocalRunner
 from raydebug.commands import trainings
 from raydebug.errors import RaydebugError
 from raydebug.findings import Finding
+from raydebug.runs.record import Run
 from raydebug.settings.flavours import install
 from raydebug.trainers.registry import recognise
 from raydebug.trainers.verl.batch_sizes import judge_batch
@@ -214,7 +215,7 @@ def test_a_run_that_is_explained() -> None:
     """A diagnosis of the run replaces the last line of the log: its cause, the line that shows it, and its fix."""
     diagnosis = {"code": "cuda-oom", "what": "no memory", "why": "too much", "fix": "less", "evidence": "rank 1:7: OOM"}
     (found,) = train.judge(
-        1, "ValueError: no\n", target(), {"findings": [{"code": "run.hangs", "what": "x"}, diagnosis]}
+        1, "ValueError: no\n", target(), Run(findings=[{"code": "run.hangs", "what": "x"}, diagnosis])
     )
     assert (found.code, found.what) == ("train.failed", "the training fails after 0 steps: no memory (cuda-oom)")
     assert (found.why, found.fix) == ("too much; rank 1:7: OOM", "less")

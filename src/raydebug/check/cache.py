@@ -64,7 +64,7 @@ class Cache:
             if path.stat().st_size > RECORD_BYTES_MAX:
                 return None
             said = json.loads(path.read_text(encoding="utf-8"))
-            record = Record(said["at"], said["seconds"], [Finding(**one) for one in said["findings"]], said["files"])
+            record = Record(said["at"], said["seconds"], [Finding(**row) for row in said["findings"]], said["files"])
         except (OSError, ValueError, TypeError, KeyError, AssertionError):
             return None
         unchanged = all(fingerprint(target.runner.here(name)) == mark for name, mark in record.files.items())
@@ -113,7 +113,7 @@ def fingerprint(path: Path) -> str:
     try:
         found = path.stat()
         if path.is_dir():
-            marks = [f"{one.name} {_mark(one.stat())}" for one in sorted(path.iterdir())]
+            marks = [f"{entry.name} {_mark(entry.stat())}" for entry in sorted(path.iterdir())]
             return f"folder {hashlib.sha256(chr(10).join(marks).encode()).hexdigest()}"
         if found.st_size <= HASHED_BYTES_MAX:
             return f"bytes {hashlib.sha256(path.read_bytes()).hexdigest()}"

@@ -80,7 +80,7 @@ def judge(facts: Mapping[str, Any]) -> list[Finding]:
         *_nodes(facts["nodes"]),
         *_environments([node for node in living if "facts" in node]),
         *_clocks(living),
-        *_ports(facts["unreachable"]),
+        *(finding("cluster.ports", pair=pair, port=pair.get("port", "?")) for pair in facts["unreachable"][:5]),
         *_sum(facts["sum"]),
     ]
 
@@ -108,8 +108,8 @@ def _environments(nodes: list[Mapping[str, Any]]) -> Iterator[Finding]:
             *env_machine.judge_limits(node["facts"]),
             *env_machine.judge_gpus(node["facts"], on_cpu=on_cpu, wants_training=False),
         ]
-        for one in of_node:
-            yield Finding(one.code, one.severity, f"node {node['ip']}: {one.what}", one.why, one.fix)
+        for fault in of_node:
+            yield Finding(fault.code, fault.severity, f"node {node['ip']}: {fault.what}", fault.why, fault.fix)
 
 
 def _clocks(nodes: list[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -117,11 +117,6 @@ def _clocks(nodes: list[Mapping[str, Any]]) -> Iterator[Finding]:
         off = abs(node.get("clock_off_s", 0.0)) - node.get("clock_known_to_s", 0.0)
         if off > CLOCK_OFF_S:
             yield finding("cluster.clock", node=node)
-
-
-def _ports(unreachable: list[Mapping[str, Any]]) -> Iterator[Finding]:
-    for pair in unreachable[:5]:
-        yield finding("cluster.ports", pair=pair, port=pair.get("port", "?"))
 
 
 def _sum(found: Mapping[str, Any]) -> Iterator[Finding]:

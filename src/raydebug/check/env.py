@@ -109,8 +109,8 @@ def _judge_machine(target: Target, facts: Facts, *, on_cpu: bool) -> Iterator[Fi
 
 def _engine(target: Target) -> str:
     """Return the rollout engine that a command names; vllm where it names none."""
-    said = [found[1] for one in target.arguments if (found := _ENGINE.fullmatch(one))]
-    return said[-1] if said else "vllm"
+    names = [match[1] for word in target.arguments if (match := _ENGINE.fullmatch(word))]
+    return names[-1] if names else "vllm"
 
 
 def judge_packages(facts: Mapping[str, Any], *, trainer: str | None, engine: str = "vllm") -> Iterator[Finding]:
@@ -138,7 +138,9 @@ def judge_packages(facts: Mapping[str, Any], *, trainer: str | None, engine: str
         yield _clash(name, [clash for clash in facts["conflicts"] if normalise(clash["of"]) == name], has, flavour)
     yield from _off_the_lock(has, flavour, clashing)
     yield from _off_the_list(facts.get("installed", {}), facts.get("listed"), flavour)
-    yield from _wrong_python(facts["python"], flavour)
+    python, served = facts["python"], _lock(flavour).python.split()
+    if ".".join(python.split(".")[:2]) not in served:
+        yield finding("env.python-version", python=python, flavour=flavour, served=served, newest=served[-1])
     for name in facts["user_site"]:
         yield finding("env.user-site", name=name, variables={"PYTHONNOUSERSITE": "1"})
 
@@ -166,7 +168,7 @@ def _not_there(name: str, flavour: str, trainer: str) -> Finding:
 
 def _clash(name: str, clashes: list[dict[str, str]], has: Mapping[str, str], flavour: str) -> Finding:
     """Return the finding about one package that others require in another version."""
-    demands = "; ".join(f"{one['package']} {has[one['package']]} needs {one['needs']}" for one in clashes)
+    demands = "; ".join(f"{clash['package']} {has[clash['package']]} needs {clash['needs']}" for clash in clashes)
     pinned = _lock(flavour).pins.get(name)
     return finding(
         "env.version-clash",
@@ -230,12 +232,6 @@ def _off_the_list(installed: Mapping[str, str], of_image: Mapping[str, str] | No
     )
 
 
-def _wrong_python(python: str, flavour: str) -> Iterator[Finding]:
-    served = _lock(flavour).python.split()
-    if ".".join(python.split(".")[:2]) not in served:
-        yield finding("env.python-version", python=python, flavour=flavour, served=served, newest=served[-1])
-
-
 @functools.cache
 def _lock(flavour: str) -> Lock:
     return read_lock(Path(environment_dir()) / f"{flavour}.lock")
@@ -295,7 +291,8 @@ def _vllm(
         if name == BACKEND:
             yield from _backend(value, known, version, key)
         elif name not in known["names"]:
-            yield from _unknown(name, known["names"], version)
+            if close := difflib.get_close_matches(name, known["names"], n=1, cutoff=TYPO_LIKENESS):
+                yield finding("env.vllm-variable", name=name, version=version, close=close, variables={name: None})
         elif name in known["choices"] and value not in known["choices"][name]:
             yield finding(
                 "env.vllm-value.choice",
@@ -326,12 +323,6 @@ def _backend(value: str, known: Mapping[str, Any], version: str, key: str) -> It
         more="" if is_read else f"; to choose one: {instead}",
         variables={BACKEND: None},
     )
-
-
-def _unknown(name: str, names: list[str], version: str) -> Iterator[Finding]:
-    close = difflib.get_close_matches(name, names, n=1, cutoff=TYPO_LIKENESS)
-    if close:
-        yield finding("env.vllm-variable", name=name, version=version, close=close, variables={name: None})
 
 
 def _interfaces(variables: Mapping[str, str], present: list[str], to_head: str | None) -> Iterator[Finding]:

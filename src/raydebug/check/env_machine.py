@@ -216,7 +216,9 @@ def judge_nccl(facts: Mapping[str, Any]) -> Iterator[Finding]:
         return
     why_no_verbs = why_sockets(facts)
     cards = ", ".join(facts["infiniband"])[:80]
-    between = f"InfiniBand ({cards})" if why_no_verbs is None else f"TCP sockets over {_interface(facts)}"
+    fitting = (name for name in facts["interfaces"] if not name.startswith(NOT_FOR_NCCL))
+    interface = facts["variables"].get("NCCL_SOCKET_IFNAME") or next(fitting, "the loopback interface")
+    between = f"InfiniBand ({cards})" if why_no_verbs is None else f"TCP sockets over {interface}"
     within = ""
     if count > 1:
         off = facts["variables"].get("NCCL_P2P_DISABLE") == "1"
@@ -247,9 +249,3 @@ def why_sockets(facts: Mapping[str, Any]) -> str | None:
     if not facts["verbs"]["library"]:
         return "there are cards, but no libibverbs.so.1 (apt-get install libibverbs1 ibverbs-providers)"
     return None
-
-
-def _interface(facts: Mapping[str, Any]) -> str:
-    named = facts["variables"].get("NCCL_SOCKET_IFNAME")
-    fitting = [one for one in facts["interfaces"] if not one.startswith(NOT_FOR_NCCL)]
-    return str(named or next(iter(fitting), "the loopback interface"))

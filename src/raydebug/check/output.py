@@ -102,7 +102,9 @@ def record(target: Target, outcomes: Sequence[Outcome], started: float) -> None:
         exit_code=1 if failed else 0,
         first_error=_first_error(failed) if failed else None,
         phases=_phases(outcomes),
-        findings=[{**one.as_json(), "stage": outcome.stage} for outcome in outcomes for one in outcome.findings],
+        findings=[
+            {**finding.as_json(), "stage": outcome.stage} for outcome in outcomes for finding in outcome.findings
+        ],
     )
     with contextlib.suppress(OSError):
         RunFolder(run.id).write(run)

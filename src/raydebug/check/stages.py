@@ -213,8 +213,8 @@ def _with_override(before: Fixed, key: str, value: str | None) -> Fixed:
         return before
     plain = key.lstrip("+")
     head, own = target.command[: target.program.arguments_at], target.command[target.program.arguments_at :]
-    old = [one for one in own if one.lstrip("+").partition("=")[0] == plain]
-    kept = [one for one in own if one not in old]
+    old = [word for word in own if word.lstrip("+").partition("=")[0] == plain]
+    kept = [word for word in own if word not in old]
     new = kept if value is None else [*kept, f"{key}={value}"]
     if new == [*own]:
         return before

@@ -286,7 +286,9 @@ def facts_of(answer: Facts, question: str, limit_s: float) -> Facts:
     if answer.get("late"):
         raise NoAnswer(finding("check.out-of-time", question=question, limit_s=limit_s, last=last))
     if "signal" in answer:
-        raise NoAnswer(finding("check.died", question=question, death=_death(answer["signal"]), last=last))
+        number = answer["signal"]
+        death = f"signal {number}" if number > 0 else f"exit code {-number}"
+        raise NoAnswer(finding("check.died", question=question, death=death, last=last))
     if "refused" in answer:
         refused = answer["refused"]
         raise NoAnswer(finding("check.refused", refused=refused))
@@ -303,7 +305,3 @@ def facts_of(answer: Facts, question: str, limit_s: float) -> Facts:
             )
         )
     raise NoAnswer(finding("check.failed", question=question, failed=failed))
-
-
-def _death(number: int) -> str:
-    return f"signal {number}" if number > 0 else f"exit code {-number}"

@@ -68,7 +68,11 @@ def judge(code: int | None, log: str, target: Target, run: Run = NOT_RECORDED) -
     again = f"raydebug run --profile debug --debugger post-mortem -- {shown}"
     recorded, keys = run.findings, target.checks.keys
     if code == 0 and steps:
-        return _not_a_number(steps, target) or [_finding_of(one) for one in recorded if is_code(one["code"])]
+        return _not_a_number(steps, target) or [
+            Finding(row["code"], row["severity"], row["what"], row["why"], row["fix"])
+            for row in recorded
+            if is_code(row["code"])
+        ]
     if code == 0:
         return [finding("train.no-step", last=last_words(log), epochs=keys.get("epochs", "the number of steps"))]
     if code is None:
@@ -82,7 +86,7 @@ def judge(code: int | None, log: str, target: Target, run: Run = NOT_RECORDED) -
     if refused := REFUSED.search(log):
         return [finding("train.not-run", refused=refused, fix=refused[3].strip())]
     failed = f"the training fails after {len(steps)} steps"
-    if diagnosis := next((one for one in recorded if one.get("evidence")), None):
+    if diagnosis := next((row for row in recorded if row.get("evidence")), None):
         what = f"{failed}: {diagnosis['what']} ({diagnosis['code']})"
         why = "; ".join(filter(None, (diagnosis["why"], diagnosis.get("evidence"))))
         return [finding("train.failed.diagnosed", what=what, why=why, diagnosis=diagnosis)]
@@ -93,12 +97,6 @@ def judge(code: int | None, log: str, target: Target, run: Run = NOT_RECORDED) -
             "train.failed.named", failed=failed, what=what, place=where or "its log says so", code=code, again=again
         )
     ]
-
-
-def _finding_of(recorded: Mapping[str, str]) -> Finding:
-    """Return a finding as it was before it was recorded."""
-    code, severity, what, why, fix = (recorded[name] for name in ("code", "severity", "what", "why", "fix"))
-    return Finding(code, severity, what, why, fix)
 
 
 def _not_a_number(steps: list[StepMetrics], target: Target) -> list[Finding]:
@@ -141,8 +139,10 @@ def _run(target: Target) -> tuple[int | None, str]:
     argv += ["--debugger", "off", "--keep-watchdogs", "--", *target.command]
     with tempfile.TemporaryDirectory(prefix="raydebug-check-") as folder:
         log = Path(folder) / "log"
+        # RAY_DEBUG would clash with --debugger.
+        environ = {name: value for name, value in target.caller.items() if not name.startswith("RAY_DEBUG")}
         with log.open("wb") as output:
-            running = process.start(argv, env=_environ(target), output=output, cwd=target.folder)
+            running = process.start(argv, env=environ, output=output, cwd=target.folder)
             try:
                 code: int | None = running.wait(LIMIT_S)
             except subprocess.TimeoutExpired:
@@ -151,11 +151,6 @@ def _run(target: Target) -> tuple[int | None, str]:
                 _end(running)
         text = log.read_bytes()
     return code, text[-LOG_BYTES_MAX:].decode(errors="replace")
-
-
-def _environ(target: Target) -> dict[str, str]:
-    """Return the environment of `raydebug run`: the caller's; RAY_DEBUG would clash with --debugger."""
-    return {name: value for name, value in target.caller.items() if not name.startswith("RAY_DEBUG")}
 
 
 def _end(running: subprocess.Popen[bytes]) -> None:

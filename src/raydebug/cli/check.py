@@ -23,44 +23,49 @@ if TYPE_CHECKING:
 ELSEWHERE = ["env", "data"]  # the stages that need neither the model nor the GPUs of the training
 PREFETCH_BUDGET_S = 1200.0  # 1 TB at 300 MB/s within the limit of three budgets
 
+_Stages = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="env, data, model, engine, train: these only; or cluster. Put the training command after `--`.",
+        metavar="[STAGE]... -- COMMAND...",
+    ),
+]
+_Fix = Annotated[
+    bool,
+    typer.Option("--fix", help="Apply fixes that are settings or variables, check again, print the fixed command."),
+]
+_Profile = Annotated[
+    str | None, typer.Option(help="Check the command as this profile would run it: debug.", metavar="PROFILE")
+]
+_JUnit = Annotated[Path | None, typer.Option("--junit", help="Write the outcome as JUnit's XML too.", metavar="FILE")]
+_Elsewhere = Annotated[
+    bool,
+    typer.Option(
+        "--elsewhere",
+        help="The training runs on another machine: check env and data, without this one's GPUs, limits and missing"
+        " data. For CI.",
+    ),
+]
+_Prefetch = Annotated[
+    bool,
+    typer.Option(
+        "--prefetch",
+        help="Run no stage: read the model and the data into memory (the page cache), so that the start waits for"
+        " no disk. At most half of the free memory is used.",
+    ),
+]
+
 
 def check(
     ctx: typer.Context,
-    stages: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="env, data, model, engine, train: these only; or cluster. Put the training command after `--`.",
-            metavar="[STAGE]... -- COMMAND...",
-        ),
-    ] = None,
+    stages: _Stages = None,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Run the next stages too when one fails.")] = False,
-    fix: Annotated[
-        bool,
-        typer.Option("--fix", help="Apply fixes that are settings or variables, check again, print the fixed command."),
-    ] = False,
-    profile: Annotated[
-        str | None, typer.Option(help="Check the command as this profile would run it: debug.", metavar="PROFILE")
-    ] = None,
-    junit: Annotated[
-        Path | None, typer.Option("--junit", help="Write the outcome as JUnit's XML too.", metavar="FILE")
-    ] = None,
+    fix: _Fix = False,
+    profile: _Profile = None,
+    junit: _JUnit = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Check stages anew that passed before, unchanged.")] = False,
-    elsewhere: Annotated[
-        bool,
-        typer.Option(
-            "--elsewhere",
-            help="The training runs on another machine: check env and data, without this one's GPUs, limits and missing"
-            " data. For CI.",
-        ),
-    ] = False,
-    prefetch: Annotated[
-        bool,
-        typer.Option(
-            "--prefetch",
-            help="Run no stage: read the model and the data into memory (the page cache), so that the start waits for"
-            " no disk. At most half of the free memory is used.",
-        ),
-    ] = False,
+    elsewhere: _Elsewhere = False,
+    prefetch: _Prefetch = False,
     as_json: Json = False,
     trainer: TrainerName = None,
     name: Name = "default",

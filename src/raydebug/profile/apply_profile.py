@@ -48,7 +48,7 @@ class AppliedProfile:
             self.program.trainer.name: self.installed.version,
             "keys_of": self.overlay.version,
             "changes": [asdict(change) for change in self.overlay.changes],
-            "missing": [asdict(one) for one in self.overlay.missing],
+            "missing": [asdict(missing) for missing in self.overlay.missing],
             "made": [{"what": build.what, "target": str(build.target)} for build in self.builds],
             "notes": self.overlay.notes,
             "argv": self.argv,
@@ -139,7 +139,7 @@ def apply_in_driver(
         for line in (*overlay.changes, *overlay.notes):
             render.say(f"  {line}")
         if overlay.missing:
-            render.say(f"  left alone, it has no key for: {', '.join(one.setting for one in overlay.missing)}")
+            render.say(f"  left alone, it has no key for: {', '.join(missing.setting for missing in overlay.missing)}")
     first = program.arguments_at if program.launcher_at is None else program.launcher_at
     return applied.argv[first:]
 

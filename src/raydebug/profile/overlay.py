@@ -63,13 +63,15 @@ def overlay_profile(
     settings = Settings(
         program.trainer.name,
         program.trainer.in_use,
-        column if program.launcher_at is not None else _without_launcher(column),
+        {word: key for word, key in column.items() if program.launcher_at is not None or not key.is_launcher_option},
         command,
         installed.values,
         elsewhere=frozenset(word for other in columns()[program.name].values() for word in other),
         started_ranks=int(started) if started.isdigit() else None,
     )
-    group = set[str]() if _can_fit(settings) else _BATCH_GROUP
+    # The micro batch has to divide what the others are reduced to.
+    can_fit = settings.has("micro_batch_size") or not settings.has("mini_batch_size")
+    group = set[str]() if can_fit else _BATCH_GROUP
     if group:
         notes = [f"{program.module} has no micro batch size by a known name: its batch sizes stay as they are", *notes]
     if "steps" in settings.elsewhere and not settings.has("steps") and not settings.has("async_samples"):
@@ -84,11 +86,6 @@ def overlay_profile(
     if sweeps := command.swept_keys():
         notes = [*notes, f"the command sweeps {', '.join(sweeps)}: the small run is made once for each value"]
     return Overlay(settings.changes, command.arguments, command.launcher, settings.missing, notes, version, settings)
-
-
-def _can_fit(settings: Settings) -> bool:
-    """Return whether the micro batch is known, which has to divide what the others are reduced to."""
-    return settings.has("micro_batch_size") or not settings.has("mini_batch_size")
 
 
 def _obey(settings: Settings, rule: SettingRule) -> None:
@@ -128,10 +125,6 @@ def _as_many_as_the_node_has(rule: SettingRule, environ: Mapping[str, str]) -> S
     if rule.word != "gpus_per_node" or rule.kind != "at_most" or not gpus.isdigit():
         return rule
     return replace(rule, value=int(gpus), why="the logical GPUs that `raydebug up --gpus` gave each node")
-
-
-def _without_launcher(column: Column) -> Column:
-    return {word: key for word, key in column.items() if not key.is_launcher_option}
 
 
 def _check_spelling(command: Arguments, program: Program, installed: Installed) -> None:

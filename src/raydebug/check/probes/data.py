@@ -127,7 +127,7 @@ def _lengths(plan: Plan, rows: list[Facts]) -> Facts:
         return {}
     if not prompts:
         return {"unknown": "no prompts were read"}
-    if not _are_messages(prompts[0]):
+    if not isinstance(prompts[0], list) or not all(isinstance(message, dict) for message in prompts[0]):
         return {"unknown": "the prompts are not lists of messages"}
     if not (config.get("tokenizer") or config.get("model")):
         return {"unknown": "no key that is known here names a model"}
@@ -174,10 +174,6 @@ def _lengths(plan: Plan, rows: list[Facts]) -> Facts:
         "longest_row": lengths.index(max(lengths)),
         "too_long": sum(length > limit for length in lengths),
     }
-
-
-def _are_messages(prompt: Any) -> bool:
-    return isinstance(prompt, list) and all(isinstance(one, dict) for one in prompt)
 
 
 def try_reward(plan: Plan, rules: Rules, rows: list[Facts], version: str = "") -> Facts:

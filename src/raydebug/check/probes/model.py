@@ -189,7 +189,8 @@ def look_at_shards(folder: Path) -> Facts:
         names = [SINGLE] if (folder / SINGLE).is_file() else sorted(p.name for p in folder.glob("*.safetensors"))
     shards = [{"name": name, **_read_shard(folder / name)} for name in names]
     held = {tensor: shard for shard in shards for tensor in shard.get("tensors", {})}
-    lost = [t for t, file in promised.items() if t not in held and not _is_bad_shard(shards, file)]
+    bad = {shard["name"] for shard in shards if "wrong" in shard}
+    lost = [tensor for tensor, file in promised.items() if tensor not in held and file not in bad]
     tensors = {t: shard["tensors"][t] for t, shard in held.items()}
     layers = {int(t.removeprefix(LAYERS).partition(".")[0]) for t in tensors if t.startswith(LAYERS)}
     found |= {
@@ -204,10 +205,6 @@ def look_at_shards(folder: Path) -> Facts:
     for shard in shards:
         shard.pop("tensors", None)
     return {**found, "shards": shards}
-
-
-def _is_bad_shard(shards: list[Facts], name: str) -> bool:
-    return any(shard["name"] == name and "wrong" in shard for shard in shards)
 
 
 def _read_shard(file: Path) -> Facts:
@@ -231,7 +228,7 @@ def _read_shard(file: Path) -> Facts:
     header.pop("__metadata__", None)
     try:
         tensors = {name: (one["dtype"], one["shape"]) for name, one in header.items()}
-        end = 8 + length + max((one["data_offsets"][1] for one in header.values()), default=0)
+        end = 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
     except (TypeError, KeyError, IndexError) as failure:
         return {"wrong": "header", "said": f"{type(failure).__name__}: {failure}", "bytes": size}
     if end != size:
