@@ -284,7 +284,7 @@ def _warnings_of_last_run() -> int:
     from raydebug.runs.folder import load_run
 
     try:
-        return sum(one.get("severity") == "warning" for one in load_run().findings)
+        return sum(finding.get("severity") == "warning" for finding in load_run().findings)
     except RaydebugError:  # a full disk
         return 0
 

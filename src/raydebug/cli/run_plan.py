@@ -124,6 +124,8 @@ def plan_run(options: RunOptions, facts: Facts, environ: Mapping[str, str]) -> R
         if limits:
             notes.append(f"watchdogs widened to {WIDE_S // 3600} h (--keep-watchdogs: not): {', '.join(limits)}")
         debugging = limits | recorder_variables(environ)
+    if options.gpu_history or options.profile_in_force == "debug":
+        tripwires[variables.GPU_HISTORY] = "1"
     job = Job(
         command=options.command,
         working_dir=facts.working_dir,
@@ -131,15 +133,11 @@ def plan_run(options: RunOptions, facts: Facts, environ: Mapping[str, str]) -> R
         profile=options.profile_in_force,
         tiny=options.tiny,
         rollouts="" if options.rollouts is None else options.rollouts.as_variable(),
-        variables=debugging | tripwires | _history_variables(options),
+        variables=debugging | tripwires,
         breaks=facts.breaks,
         spans=options.spans,
     )
     return RunPlan(mode, _fit_gpus(options, facts), job, watch, notes)
-
-
-def _history_variables(options: RunOptions) -> dict[str, str]:
-    return {variables.GPU_HISTORY: "1"} if options.gpu_history or options.profile_in_force == "debug" else {}
 
 
 def _fit_gpus(options: RunOptions, facts: Facts) -> int:

@@ -14,6 +14,18 @@ from raydebug.errors import UsageError
 
 if TYPE_CHECKING:
     from raydebug.runs.record import Run
+    from raydebug.runs.timeline import Recorded
+
+
+_Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="Default: trace.json.gz in the run's folder. A name in .gz is compressed.",
+        metavar="FILE",
+    ),
+]
 
 
 def trace(
@@ -21,15 +33,7 @@ def trace(
         str | None,
         typer.Argument(metavar="[RUN]", help="Its id, the beginning of it, or its folder; default: the newest."),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Default: trace.json.gz in the run's folder. A name in .gz is compressed.",
-            metavar="FILE",
-        ),
-    ] = None,
+    output: _Output = None,
     opens: Annotated[
         bool, typer.Option("--open", help="Show it in the browser, with the viewer of raydebug[viewer].")
     ] = False,
@@ -56,19 +60,24 @@ def trace(
     from raydebug.protocol import variables
     from raydebug.runs.folder import LAST, load_run
     from raydebug.runs.timeline import read_recorded
-    from raydebug.trace.why import explain
 
     found = load_run(run or LAST, checks=False)
     if found.status == "running" and found.variables.get(variables.SPANS) != "0":
         _read_tasks(found)
     recorded = read_recorded(found)
-    if why is not None:
-        answer = explain(recorded, why)
-        if as_json:
-            render.out_json({"version": 1, "run": recorded.run.id, **answer._asdict()})
-        else:
-            render.out(render.visible(answer.text, keep=""))
+    if why is None:
+        _write(recorded, output, opens=opens, as_json=as_json)
         return
+    from raydebug.trace.why import explain
+
+    answer = explain(recorded, why)
+    if as_json:
+        render.out_json({"version": 1, "run": found.id, **answer._asdict()})
+    else:
+        render.out(render.visible(answer.text, keep=""))
+
+
+def _write(recorded: Recorded, output: Path | None, *, opens: bool, as_json: bool) -> None:
     from raydebug.trace.write import write_trace
 
     began = time.monotonic()

@@ -206,11 +206,11 @@ def _kernel_memory(of: Evidence, found: Certificate) -> Found:
     """The kernel, for want of memory: its log names the process, or its counters have grown and SIGKILL fits."""
     if "status" in of.ended and of.signal != "SIGKILL":
         return None
-    lines = [one for one in of.ended["node"].get("kernel", []) if "Killed process" in one]
-    own = [one for one in lines if not one.startswith("other: ")]
+    lines = [line for line in of.ended["node"].get("kernel", []) if "Killed process" in line]
+    own = [line for line in lines if not line.startswith("other: ")]
     in_group, on_node = (
-        of.ended["node"].get(one, 0) > of.ended["birth"].get(one, 0)  # type: ignore[operator]
-        for one in ("oom_kills", "node_oom_kills")
+        of.ended["node"].get(counter, 0) > of.ended["birth"].get(counter, 0)  # type: ignore[operator]
+        for counter in ("oom_kills", "node_oom_kills")
     )
     if of.ended["birth"].get(
         "cgroup"
@@ -302,7 +302,7 @@ def _signalled(of: Evidence, found: Certificate) -> Found:
     name = of.signal
     if name in _MEANING:
         lines = of.ended["node"].get("kernel", [])
-        found.evidence += [one for one in lines if "Killed process" not in one and not one.startswith("other: ")]
+        found.evidence += [line for line in lines if "Killed process" not in line and not line.startswith("other: ")]
         full = "; ".join(of.ended["node"].get("full", [])) if name == "SIGBUS" else ""
         return name.lower(), f"{name} of its own code", f"{_MEANING[name]}{full and f'; full: {full}'}"
     sent, by = _name(of.ended["kill"].get("signal", 0)), of.ended["kill"].get("by")
@@ -320,7 +320,7 @@ def _signalled(of: Evidence, found: Certificate) -> Found:
 
 def _silent(of: Evidence, found: Certificate) -> Found:
     """It said nothing, and nobody has its status: SIGKILL is what is left."""
-    if any(one.pid == of.ended.get("child_of") for one in of.others):
+    if any(other.pid == of.ended.get("child_of") for other in of.others):
         return FOLLOWED, "the end of its parent", "it said nothing"
     found.unknown.append("its exit status, which only its parent has; on the gateway's own machine raydebug has it")
     return "sigkill", "SIGKILL, or C code that exited,", f"it said nothing{_not_for_memory(of)}{_held(of)}"
@@ -332,7 +332,7 @@ _RULES: tuple[Callable[[Evidence, Certificate], Found], ...] = (
 
 
 def _name(number: int) -> str:
-    return next((one.name for one in signal.Signals if one == number), "")
+    return next((sign.name for sign in signal.Signals if sign == number), "")
 
 
 def _senders(of: Evidence) -> str:
@@ -368,7 +368,7 @@ def _add_stack(found: Certificate, text: str) -> None:
     """Add the stack of a fatal signal: Python's frames, and the native ones that Ray's handler has written."""
     begun = max(0, text.rfind("Fatal Python error: "))
     frames = list(_PYTHON.finditer(text, begun))
-    at = next((one for one in frames if not _LIBRARY.search(one["file"])), next(iter(frames), None))
+    at = next((frame for frame in frames if not _LIBRARY.search(frame["file"])), next(iter(frames), None))
     found.place = f"{at['file']}:{at['line']} {at['function']}" if at is not None else ""
-    found.stack = [one[0].strip()[:300] for one in frames[:MAX_STACK]]
-    found.stack += [one.strip()[:300] for one in _NATIVE.findall(text)[:MAX_NATIVE]]
+    found.stack = [frame[0].strip()[:300] for frame in frames[:MAX_STACK]]
+    found.stack += [frame.strip()[:300] for frame in _NATIVE.findall(text)[:MAX_NATIVE]]

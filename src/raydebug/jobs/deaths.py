@@ -78,27 +78,27 @@ class DeathWatch:
         new = []
         with self._taking, contextlib.suppress(RaydebugError, *OF_ANOTHER_VERSION):
             ended = fetch_deaths(self._cluster, self._job, self._after)
-            for one in (one for one in ended if one.get("is_back")):
-                self._judged.add(one["number"])
-                if back := self.certificates.pop(one["number"], None):
+            for number in [process["number"] for process in ended if process.get("is_back")]:
+                self._judged.add(number)
+                if back := self.certificates.pop(number, None):
                     back.kind = BACK
                     new.append(back)
-            open_ones = [one for one in ended if one["number"] not in self._judged][:MOST_AT_ONCE]
+            unjudged = [process for process in ended if process["number"] not in self._judged][:MOST_AT_ONCE]
             job: Mapping[str, Any] = {}
             with contextlib.suppress(RaydebugError):
-                job = dashboard.job(self._job) if open_ones else {}
-            for one in open_ones:
+                job = dashboard.job(self._job) if unjudged else {}
+            for process in unjudged:
                 found = None
                 with contextlib.suppress(*OF_ANOTHER_VERSION):  # one odd end keeps no other from its certificate
-                    evidence = self._gather(dashboard, one, job)
+                    evidence = self._gather(dashboard, process, job)
                     if not last and not evidence.is_settled:
                         continue
                     found = certify(evidence)
-                self._judged.add(one["number"])
+                self._judged.add(process["number"])
                 if found is not None and found.kind != WANTED and len(self.certificates) < MOST:
-                    self.certificates[one["number"]] = found
+                    self.certificates[process["number"]] = found
                     new.append(found)
-            numbers = {one["number"] for one in ended}
+            numbers = {process["number"] for process in ended}
             waiting = numbers - self._judged
             self._after = min(waiting) - 1 if waiting else max(numbers, default=self._after)
         return new
@@ -139,5 +139,6 @@ class DeathWatch:
             with contextlib.suppress(RaydebugError):
                 found["log"] = dashboard.log_end(str(ended.get("node_id")), name, LOG_LINES)
         found.pop("task", None)
-        others = sorted((one for one in self.certificates.values() if one.at < ended["at"]), key=lambda one: one.at)
+        certificates = sorted(self.certificates.values(), key=lambda certificate: certificate.at)
+        others = [certificate for certificate in certificates if certificate.at < ended["at"]]
         return Evidence(ended, rss=rss, phase=phase, step=step, others=others, age_s=age_s, **found)

@@ -116,8 +116,8 @@ async def _until_end(
         except resource_requests.Unsatisfiable as refusal:
             await asyncio.to_thread(_give_up, cluster, submission_id, recorder, refusal)
             raise
-        for one in LEAVING:  # to explain a failure may take long: from here on they end this process
-            asyncio.get_running_loop().remove_signal_handler(one)
+        for leaving in LEAVING:  # to explain a failure may take long: from here on they end this process
+            asyncio.get_running_loop().remove_signal_handler(leaving)
         return await asyncio.to_thread(_say_outcome, cluster, outcome, recorder, explain)
     if watched.done():
         waiting.cancel()
@@ -145,9 +145,9 @@ def _what_becomes_of(cluster: Cluster, submission_id: str) -> str:
 def _take_signals() -> asyncio.Queue[signal.Signals]:
     """Return a queue of Ctrl-C and of the signals that ask to leave, which then end nothing by themselves."""
     signals = asyncio.Queue[signal.Signals]()
-    for one in (signal.SIGINT, *LEAVING):
-        if one == signal.SIGINT or signal.getsignal(one) != signal.SIG_IGN:  # nohup ignores SIGHUP
-            asyncio.get_running_loop().add_signal_handler(one, signals.put_nowait, one)
+    for leaving in (signal.SIGINT, *LEAVING):
+        if leaving == signal.SIGINT or signal.getsignal(leaving) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            asyncio.get_running_loop().add_signal_handler(leaving, signals.put_nowait, leaving)
     return signals
 
 

@@ -230,7 +230,7 @@ async def follow_lines(
                     reading[source] = asyncio.ensure_future(read(source))
             if over:
                 break
-            for task in [one for one in reading.values() if one.done()]:
+            for task in [task for task in reading.values() if task.done()]:
                 task.result()  # raises when the reader of our output has gone
             await asyncio.sleep(LOOK_EVERY_S)
     finally:

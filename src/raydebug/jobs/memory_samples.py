@@ -56,8 +56,8 @@ class Series:
 
 
 def _merged(same: Sequence[Sample]) -> Sample:
-    loads = zip(*(one[2:] for one in same), strict=True)
-    return _rounded((same[0][0], max(one[1] for one in same), *map(fmean, loads)))
+    loads = zip(*(sample[2:] for sample in same), strict=True)
+    return _rounded((same[0][0], max(sample[1] for sample in same), *map(fmean, loads)))
 
 
 def _rounded(sample: Sample) -> Sample:
@@ -106,13 +106,14 @@ class Memory:
             self._add(self.gpus, key, (at_s, mib, load))
 
     def _add(self, those: dict[tuple[str, str], Series], key: tuple[str, str], sample: Sample) -> None:
-        series = len(self.processes) + len(self.gpus)
-        if key not in those and series >= MOST_SERIES:
+        count = len(self.processes) + len(self.gpus)
+        if key not in those and count >= MOST_SERIES:
             return
         self.count += those.setdefault(key, Series()).add(sample, self.every_s)
-        while self.count > max(MOST_SAMPLES, LEAST_OF_SERIES * series):
+        while self.count > max(MOST_SAMPLES, LEAST_OF_SERIES * count):
             self.every_s = 2 * (self.every_s or SAMPLE_EVERY_S)
-            self.count = sum(one.thin(self.every_s) for one in chain(self.processes.values(), self.gpus.values()))
+            every = chain(self.processes.values(), self.gpus.values())
+            self.count = sum(series.thin(self.every_s) for series in every)
 
     def describe(self) -> tuple[list[ProcessMemory], list[GpuLoad]]:
         """Return the parts `memory` and `gpus` of a run's document."""

@@ -79,7 +79,7 @@ class Phases:
 
     def _leave_steps_out(self) -> None:
         middle = self.steps[FIRST_STEPS:-LAST_STEPS]
-        while (kept := [one for one in middle if one["step"] % self._every == 0])[MOST_STEPS // 2 :]:
+        while (kept := [step for step in middle if step["step"] % self._every == 0])[MOST_STEPS // 2 :]:
             self._every *= 2
         self.steps[FIRST_STEPS:-LAST_STEPS] = kept
 

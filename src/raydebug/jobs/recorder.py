@@ -114,9 +114,9 @@ class Recorder:
     def _judge_step(self, now: float) -> list[Finding]:
         trainer, steps = self._phases.trainer, self._phases.steps
         found = [] if trainer is None else trainer.judge_numbers(steps, small=self._is_small)
-        new = [one for one in found if one.code not in self.numbers]
-        self.numbers |= {one.code: one for one in new}
-        self._findings += [{**one.as_json(), "at_s": f"{now - self._started:.0f}"} for one in new]
+        new = [finding for finding in found if finding.code not in self.numbers]
+        self.numbers |= {finding.code: finding for finding in new}
+        self._findings += [{**finding.as_json(), "at_s": f"{now - self._started:.0f}"} for finding in new]
         return new
 
     @property
@@ -137,14 +137,14 @@ class Recorder:
     @property
     def step_seconds(self) -> list[float]:
         """How long each step took."""
-        return [one["seconds"] for one in self._phases.steps]
+        return [step["seconds"] for step in self._phases.steps]
 
     @property
     def step_ends(self) -> list[float] | None:
         """When each step has ended, in seconds since the epoch; None where no trainer is recognised."""
         if self._phases.trainer is None:
             return None
-        return [self._started + one["end_s"] for one in self._phases.steps]
+        return [self._started + step["end_s"] for step in self._phases.steps]
 
     @property
     def last_metrics(self) -> Mapping[str, float]:
@@ -199,10 +199,10 @@ class Recorder:
         if self._folder is None or not (self._keeps_snapshots or last):
             return
         try:
-            for one in fetch_snapshots(self._cluster, self._id):
-                if one["id"] not in self.snapshots and one.get("kind") == "crash":
-                    self._folder.add_snapshot(one["id"], fetch_snapshot(self._cluster, self._id, one["id"]))
-                    self.snapshots[one["id"]] = one
+            for snapshot in fetch_snapshots(self._cluster, self._id):
+                if snapshot["id"] not in self.snapshots and snapshot.get("kind") == "crash":
+                    self._folder.add_snapshot(snapshot["id"], fetch_snapshot(self._cluster, self._id, snapshot["id"]))
+                    self.snapshots[snapshot["id"]] = snapshot
         except RaydebugError:
             pass  # a gateway that is gone, or of an earlier version
         except OSError as error:
@@ -285,7 +285,7 @@ class Recorder:
     def _encoded_steps(self) -> str:
         """Return the steps as JSON; each is encoded once, as it does not change."""
         known = self._step_texts
-        self._step_texts = {one["step"]: known.get(one["step"]) or json.dumps(one) for one in [*self._phases.steps]}
+        self._step_texts = {step["step"]: known.get(step["step"]) or json.dumps(step) for step in [*self._phases.steps]}
         return f"[{', '.join(self._step_texts.values())}]"
 
     def _write(self, end: Mapping[str, Any] | None) -> None:

@@ -98,12 +98,12 @@ class SpanLog:
             for _ in range(MOST_ROUNDS):
                 answers = self._ask({}, only)
                 self._record(answers)
-                heard |= {one["instance"] for one in answers if one["answer"]}
-                only = [one["instance"] for one in answers if (one["answer"] or {}).get("more")]
+                heard |= {answer["instance"] for answer in answers if answer["answer"]}
+                only = [answer["instance"] for answer in answers if (answer["answer"] or {}).get("more")]
                 if not only:
                     break
             now = time.monotonic()
-            due = [one for one in heard & self._about.keys() if now >= self._clock_due.get(one, now)]
+            due = [instance for instance in heard & self._about.keys() if now >= self._clock_due.get(instance, now)]
             self._clock_due |= dict.fromkeys(due, now + CLOCK_EVERY_S)
             self._compare_clocks(due)
 
@@ -112,12 +112,12 @@ class SpanLog:
 
     def _record(self, answers: Iterable[ListedAnswer[SpansRecord]]) -> None:
         lines = []
-        nodes = {one.get("node_id") for one in self._about.values()}
-        for one in answers:
-            said, instance = one["answer"], one["instance"]
+        nodes = {about.get("node_id") for about in self._about.values()}
+        for answer in answers:
+            said, instance = answer["answer"], answer["instance"]
             if said is None:
                 continue
-            about = {name: value for name in ABOUT if (value := one["process"].get(name)) is not None}
+            about = {name: value for name in ABOUT if (value := answer["process"].get(name)) is not None}
             # Of each node one clock at least is compared, for the times of Ray's tasks.
             is_kept = said.get("spans") or about.get("node_id") not in {None, *nodes}
             if is_kept and about.items() - self._about.get(instance, {}).items():
@@ -138,13 +138,13 @@ class SpanLog:
             asked_ns = time.time_ns()
             answers = self._ask({"most": 0}, instances)
             heard_ns = time.time_ns()
-            for one in answers:
-                said = one["answer"]
+            for answer in answers:
+                said = answer["answer"]
                 if said and "sent_ns" in said and "now_ns" in said:
                     gateway_ns = said["gateway_wall_ns"] + said["received_ns"]
                     least_ns, most_ns = max(least_ns, gateway_ns - heard_ns), min(most_ns, gateway_ns - asked_ns)
-                    known = best.setdefault(one["instance"], said)
-                    best[one["instance"]] = min(known, said, key=_trip_ns)
+                    known = best.setdefault(answer["instance"], said)
+                    best[answer["instance"]] = min(known, said, key=_trip_ns)
         for instance, said in best.items():
             if self._wall_ns is None:  # a clock that is set later moves nothing
                 self._wall_ns = said["gateway_wall_ns"] - min(max(0, least_ns), most_ns)

@@ -75,7 +75,7 @@ def _notes(conditions: Sequence[Condition], programs: Sequence[Program]) -> list
     notes = []
     for name in dict.fromkeys(name for condition in conditions for name in condition.names):
         if name not in known and _STATISTIC.sub("", name) not in families:
-            near = [one for one in sorted(known) if one.endswith(f"/{name}")]
+            near = [metric for metric in sorted(known) if metric.endswith(f"/{name}")]
             near = near or difflib.get_close_matches(name, known, cutoff=0.9)
             if near:
                 notes.append(f"note: metric '{name}' is unknown; similar: {', '.join(near)}; step 1 logs all names")

@@ -50,8 +50,10 @@ def take_picture(run: Run, log: str, now: float, *, age_s: float = 0.0, training
     """
     goes_on = run.status == "running"
     took_s = max(0.0, now - (run.started or now)) if goes_on else run.took_s
-    phase = next((one.name for one in reversed(run.phases) if goes_on and one.end_s is None), None)
-    paused = [(one, duration(max(0.0, (took_s or 0.0) - one.start_s))) for one in run.pauses if one.end_s is None]
+    phase = next((phase.name for phase in reversed(run.phases) if goes_on and phase.end_s is None), None)
+    paused = [
+        (pause, duration(max(0.0, (took_s or 0.0) - pause.start_s))) for pause in run.pauses if pause.end_s is None
+    ]
     option = name_option(run.cluster.get("name") or DEFAULT_NAME).split()
     stops = [  # the command first: what follows may be cut
         f"{render.command('raydebug', 'attach', one.id, *option)}: paused for {since}: {one.where} ({one.who})"
@@ -71,8 +73,10 @@ def take_picture(run: Run, log: str, now: float, *, age_s: float = 0.0, training
         "step_age_s": max(0.0, (took_s or 0.0) - run.steps[-1]["end_s"]) if run.steps else None,
         "step_s": run.median_step_s,
         "stops": stops,
-        "slow_rank": next((one.get("what") for one in reversed(run.findings) if one.get("code") == SLOW), None),
-        "findings": [one for one in run.findings if one.get("code") != SLOW][-MOST_FINDINGS:],
+        "slow_rank": next(
+            (finding.get("what") for finding in reversed(run.findings) if finding.get("code") == SLOW), None
+        ),
+        "findings": [finding for finding in run.findings if finding.get("code") != SLOW][-MOST_FINDINGS:],
         "metrics": [*_metrics(run)],
         "memory": sorted(_memory(run.memory), key=lambda row: (row["process"] != NODE, -row["mib"])),
         "gpus": [*_memory(run.gpus)],
@@ -82,22 +86,22 @@ def take_picture(run: Run, log: str, now: float, *, age_s: float = 0.0, training
 
 def _metrics(run: Run) -> Iterator[dict[str, Any]]:
     for label, names in METRICS.items():
-        for name in [one for one in names if any(one in step["metrics"] for step in run.steps)][:1]:
+        for name in [metric for metric in names if any(metric in step["metrics"] for step in run.steps)][:1]:
             values = [step["metrics"][name] for step in run.steps if name in step["metrics"]]
             yield {"label": label, "name": name, "values": values[-VALUES:]}
     if run.steps:
         yield {"label": "step, seconds", "name": "", "values": [step["seconds"] for step in run.steps][-VALUES:]}
 
 
-def _memory(found: Sequence[ProcessMemory | GpuLoad]) -> Iterator[dict[str, Any]]:
-    for one in found:
-        last_s, mib, *busy = one.samples[-1]
-        earlier = [one for one in one.samples if one[0] <= last_s - MINUTE_S]
-        at_s, before, *_ = (earlier or one.samples[:1])[-1]  # of a long run there is less than one sample a minute
+def _memory(measured: Sequence[ProcessMemory | GpuLoad]) -> Iterator[dict[str, Any]]:
+    for series in measured:
+        last_s, mib, *busy = series.samples[-1]
+        earlier = [sample for sample in series.samples if sample[0] <= last_s - MINUTE_S]
+        at_s, before, *_ = (earlier or series.samples[:1])[-1]  # of a long run there is less than one sample a minute
         change = (mib - before) * MINUTE_S / max(MINUTE_S, last_s - at_s)
-        name = one.name if isinstance(one, GpuLoad) else one.process
-        about = {"process": name, "node": one.node, "mib": mib, "last_minute_mib": change}
-        values = [value for _, value, *_ in one.samples[-VALUES_OF_MEMORY:]]
+        name = series.name if isinstance(series, GpuLoad) else series.process
+        about = {"process": name, "node": series.node, "mib": mib, "last_minute_mib": change}
+        values = [value for _, value, *_ in series.samples[-VALUES_OF_MEMORY:]]
         yield {**about, "values": values, **({"busy": busy[0]} if busy else {})}
 
 
@@ -136,9 +140,9 @@ def draw(picture: Mapping[str, Any], lines: int = LINES, columns: int = COLUMNS)
     for reason in picture["stops"][:MOST_FINDINGS]:
         parts += _wrapped(_text(reason, "bold yellow"), columns)
     parts += [_text(picture["slow_rank"], "yellow")] if picture["slow_rank"] else []
-    for one in picture["findings"]:
-        severity = one.get("severity", "")
-        parts.append(_text(f"{severity}: {one.get('what', '')}", _COLOURS.get(severity, "")))
+    for finding in picture["findings"]:
+        severity = finding.get("severity", "")
+        parts.append(_text(f"{severity}: {finding.get('what', '')}", _COLOURS.get(severity, "")))
     left = lines - len(parts) - 2
     for title, rows, widths in (
         ("steps", [*_step_rows(picture)], (14, 10, VALUES, 20)),
@@ -148,17 +152,17 @@ def draw(picture: Mapping[str, Any], lines: int = LINES, columns: int = COLUMNS)
             parts += [_text(title, "bold"), _table(rows, widths)]
             left -= len(rows) + 1
     log = picture["log"][-max(LEAST_LOG, min(MOST_LOG, left)) :]
-    return Group(*parts, *([_text("log", "bold")] if log else []), *(_text(one, "dim") for one in log))
+    return Group(*parts, *([_text("log", "bold")] if log else []), *(_text(line, "dim") for line in log))
 
 
 def _step_rows(picture: Mapping[str, Any]) -> Iterator[list[Text]]:
-    for one in picture["metrics"]:
-        bars = _text(sparkline(one["values"]), "green")
-        yield [_text(one["label"]), _text(figure(one["values"][-1])), bars, _text(one["name"], "dim")]
+    for metric in picture["metrics"]:
+        bars = _text(sparkline(metric["values"]), "green")
+        yield [_text(metric["label"]), _text(figure(metric["values"][-1])), bars, _text(metric["name"], "dim")]
 
 
 def _memory_rows(picture: Mapping[str, Any]) -> Iterator[list[Text]]:
-    several = len({one["node"] for one in picture["memory"]}) > 1
+    several = len({row["node"] for row in picture["memory"]}) > 1
     for one in [*picture["memory"][:MOST_ROWS], *picture["gpus"][:MOST_ROWS]]:
         name, change = f"{one['process']} on {one['node']}" if several else one["process"], one["last_minute_mib"]
         name = f"{one['busy']:.0f} % busy: {name}" if "busy" in one else name

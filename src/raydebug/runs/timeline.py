@@ -81,11 +81,11 @@ def read_recorded(run: Run) -> Recorded:
         )
     processes = _read_spans(folder / SPANS, start, notes)
     timed = _clocks_of_nodes(processes)
-    end = max([start + run.length_s, *(one.end for process in processes for one in process.spans)])
+    end = max([start + run.length_s, *(span.end for process in processes for span in process.spans)])
     _add_tasks(folder / TASKS, start, end, timed, processes, notes)
-    processes = [one for one in processes if one.spans or one.tasks]
+    processes = [process for process in processes if process.spans or process.tasks]
     _set_ranks(processes)
-    one_node = len({node for one in processes if (node := one.about.get("node_id"))}) < 2
+    one_node = len({node for process in processes if (node := process.about.get("node_id"))}) < 2
     for one in processes:
         one.is_timed = one_node or one.ahead_s is not None or one.about.get("node_id") in timed
     return Recorded(run, start, end, processes, notes)
@@ -147,7 +147,8 @@ def _read_spans(path: Path, start: float, notes: list[str]) -> list[Process]:
                 process.wall_ns = _ns(line["wall_ns"])
                 process.clocks = process.clocks or [(-1, process.wall_ns)]
             elif "clock" in line:
-                process.clocks = [one for one in process.clocks if one[0] >= 0]  # its own word counts only without
+                # Its own word counts only without.
+                process.clocks = [clock for clock in process.clocks if clock[0] >= 0]
                 process.clocks.append((_ns(line["at_ns"]), _ns(line["offset_ns"])))
             elif "lost" in line:
                 lost += int(line["count"])
@@ -172,7 +173,7 @@ def _read_spans(path: Path, start: float, notes: list[str]) -> list[Process]:
     notes += filter(None, [ended])
     if lost:
         notes.append(f"{lost:,} spans were lost: a process made more than it keeps, or its connection ended")
-    return [one for one in processes.values() if one.spans or one.clocks]
+    return [process for process in processes.values() if process.spans or process.clocks]
 
 
 def _ns(value: Any) -> int:
@@ -209,7 +210,7 @@ def _add_tasks(
     except (ValueError, LookupError, TypeError) as error:
         raise _bad(path, error) from error
     known = [dict(zip(columns, row, strict=False)) for row in rows if isinstance(row, list)]
-    nodes = [(one.about.get("pid"), one.about.get("node_id")) for one in processes]
+    nodes = [(process.about.get("pid"), process.about.get("node_id")) for process in processes]
     nodes += [(task.get("worker_pid"), task.get("node_id")) for task in known]
     node_of = {pid: node for pid, node in nodes if node}
     by_place = {}
@@ -239,7 +240,7 @@ def _add_tasks(
 
 def _clocks_of_nodes(processes: Sequence[Process]) -> dict[Any, float]:
     """Return what the clock of each node is ahead of the run's, where one of its processes was compared."""
-    clocks = ((one.about.get("node_id"), one.ahead_s) for one in processes)
+    clocks = ((process.about.get("node_id"), process.ahead_s) for process in processes)
     return {node: ahead_s for node, ahead_s in clocks if node and ahead_s is not None}
 
 

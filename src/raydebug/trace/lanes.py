@@ -76,7 +76,7 @@ def arrange(title: str, events: Iterable[Event], *, nested: bool = False) -> lis
         for _, ends in lanes:
             while ends and ends[-1] <= event.start:
                 ends.pop()
-        free = (one for one in lanes if not one[1] or (nested and end <= one[1][-1]))
+        free = (lane for lane in lanes if not lane[1] or (nested and end <= lane[1][-1]))
         if (found := next(free, None)) is None:
             found = Lane(title if not lanes else f"{title} ({len(lanes) + 1})"), []
             lanes.append(found)
@@ -94,15 +94,16 @@ def _run(recorded: Recorded) -> Group:
     def event(name: str, begin_s: float, end_s: float | None, **facts: str | None) -> Event:
         return Event(name, start + begin_s, recorded.end if end_s is None else start + end_s, facts)
 
-    phases = [event(one.name, one.start_s, one.end_s) for one in run.phases]
+    phases = [event(phase.name, phase.start_s, phase.end_s) for phase in run.phases]
     steps = [
         event(f"step {step['step']}", max(0.0, step["end_s"] - step["seconds"]), step["end_s"]) for step in run.steps
     ]
-    pauses = [event(f"pause {one.id}: {one.where}", one.start_s, one.end_s, who=one.who, exception=one.exception)
-              for one in run.pauses]  # fmt: skip
-    syncs = [Event(one.name, one.start, one.end, {"pid": process.about.get("pid")}) for process in recorded.processes
-             for one in (*process.spans, *process.tasks) if WEIGHTS.search(one.name)]  # fmt: skip
-    if any(one.name == STEP for process in recorded.processes for one in process.spans):
+    pauses = [
+        event(f"pause {p.id}: {p.where}", p.start_s, p.end_s, who=p.who, exception=p.exception) for p in run.pauses
+    ]
+    syncs = [Event(span.name, span.start, span.end, {"pid": process.about.get("pid")}) for process in recorded.processes
+             for span in (*process.spans, *process.tasks) if WEIGHTS.search(span.name)]  # fmt: skip
+    if any(span.name == STEP for process in recorded.processes for span in process.spans):
         steps = []  # the trainer's own lane has them, and has them exactly
     lanes = arrange("start and training", phases) + arrange("steps, as logged", steps) + arrange("pauses", pauses)
     lanes += arrange("weight syncs", syncs, nested=True) + arrange("findings", _marks(recorded))
@@ -112,11 +113,11 @@ def _run(recorded: Recorded) -> Group:
 def _marks(recorded: Recorded) -> list[Event]:
     """Return the hangs and other findings that have a moment, crashes, and ends of processes."""
     marks = []
-    for one in recorded.run.findings:
-        if at := _number(one.get("at_s")):
-            word = "hang" if one.get("code") == "run.hangs" else one.get("severity", "finding")
-            facts = {name: one.get(name) for name in ("code", "why", "fix")}
-            marks.append(Event(f"{word}: {one.get('what', '')}", recorded.start + at, None, facts))
+    for finding in recorded.run.findings:
+        if at := _number(finding.get("at_s")):
+            word = "hang" if finding.get("code") == "run.hangs" else finding.get("severity", "finding")
+            facts = {name: finding.get(name) for name in ("code", "why", "fix")}
+            marks.append(Event(f"{word}: {finding.get('what', '')}", recorded.start + at, None, facts))
     for rows, word in ((recorded.run.snapshots, "crash"), (recorded.run.deaths, "end of a process")):
         for about in rows:
             if at := _number(about.get("at")):
@@ -142,13 +143,13 @@ def _curves(recorded: Recorded) -> Group:
         )
         for name in [*names][:MOST_METRICS]
     ]
-    many = len({one.node for one in run.memory}) > 1
-    shown = [(f"{one.process} on {one.node}" if many else one.process, "MiB", 1, one.samples) for one in run.memory]
+    many = len({row.node for row in run.memory}) > 1
+    shown = [(f"{row.process} on {row.node}" if many else row.process, "MiB", 1, row.samples) for row in run.memory]
     for gpu in run.gpus:
         shown += [(f"{gpu.name} on {gpu.node}: {word}", unit, column, gpu.samples)
                   for word, unit, column in (("memory", "MiB", 1), ("busy", "%", 2))]  # fmt: skip
     for title, unit, column, samples in shown:
-        known = [(start + one[0], one[column]) for one in samples if one[column] == one[column]]  # no NaN
+        known = [(start + row[0], row[column]) for row in samples if row[column] == row[column]]  # no NaN
         counters.append(Counter(title, unit, known))
     return Group(CURVES, [], counters)
 
@@ -163,7 +164,7 @@ def _rank(process: Process) -> int:
 
 def _place(process: Process) -> tuple[Any, ...]:
     """Return the place of a process: trainer, ranks, agents and rewards, engines, the rest."""
-    names, rank = {one.name for one in process.spans}, _rank(process)
+    names, rank = {span.name for span in process.spans}, _rank(process)
     kinds = (STEP in names, rank >= 0, names & PARTS.keys(), any("vllm" in name or name == REQUEST for name in names))
     return (
         *(not kind for kind in kinds),
@@ -186,10 +187,10 @@ def _group(process: Process) -> Group:
         kinds.setdefault(_kind(one), []).append(_event(one))
     for kind in sorted(kinds, key=_KINDS.index):
         group.lanes += arrange(kind, kinds[kind], nested=kind == PHASES)
-    tasks = [Event(one.name, one.start, one.end, {"task": one.of, "state": one.note}) for one in process.tasks]
+    tasks = [Event(task.name, task.start, task.end, {"task": task.of, "state": task.note}) for task in process.tasks]
     group.lanes += arrange("Ray tasks", tasks, nested=True)
-    if requests := [one for one in process.spans if one.name == REQUEST]:
-        changes = sorted([(one.start, 1) for one in requests] + [(one.end, -1) for one in requests])
+    if requests := [span for span in process.spans if span.name == REQUEST]:
+        changes = sorted([(request.start, 1) for request in requests] + [(request.end, -1) for request in requests])
         counts = accumulate(change for _, change in changes)
         points = [(at, float(count)) for (at, _), count in zip(changes, counts, strict=True)]
         group.counters.append(Counter("vLLM requests in flight", "", points))

@@ -64,7 +64,7 @@ def explain(recorded: Recorded, number: int) -> Why:
             fix="name one of these, or wait until the step has ended", code="trace.no-step",
         )  # fmt: skip
     why = _explain(recorded, steps, at)
-    slow = [one.get("what", "") for one in recorded.run.findings if one.get("code") == SLOW_RANK]
+    slow = [finding.get("what", "") for finding in recorded.run.findings if finding.get("code") == SLOW_RANK]
     return why._replace(text=f"{why.text}; {slow[-1]}") if slow and not why.sample else why
 
 
@@ -105,7 +105,7 @@ def steps_of(recorded: Recorded) -> list[StepTimes]:
 
 
 def _count_steps(process: Process) -> int:
-    return sum(one.name == STEP for one in process.spans)
+    return sum(span.name == STEP for span in process.spans)
 
 
 def _logged(run: Run, start: float, at: int) -> StepTimes:
@@ -122,7 +122,7 @@ def _neighbours(steps: Sequence[StepTimes], at: int) -> list[StepTimes]:
 
 
 def _usual(steps: Sequence[StepTimes], at: int) -> float | None:
-    return median_low(one.took_s for one in near) if (near := _neighbours(steps, at)) else None
+    return median_low(neighbour.took_s for neighbour in near) if (near := _neighbours(steps, at)) else None
 
 
 def _is_more(extra_s: float, usual_s: float) -> bool:
@@ -143,16 +143,16 @@ def _explain(recorded: Recorded, steps: Sequence[StepTimes], at: int) -> Why:
     took = f"{took}, {_s(extra_s)} more than usual"
     if (paused := _paused(recorded, step)) and paused[0] >= MOST_OF * extra_s:
         return Why(step.number, f"{took}: {paused[1]}", step.took_s, usual_s)
-    usual = {name: median_low(one.phases.get(name, 0.0) for one in near) for name in step.phases}
+    usual = {name: median_low(neighbour.phases.get(name, 0.0) for neighbour in near) for name in step.phases}
     extra = {name: seconds - usual[name] for name, seconds in step.phases.items()}
     rest = step.took_s - sum(step.phases.values())
-    extra[REST] = rest - median_low(one.took_s - sum(one.phases.values()) for one in near)
+    extra[REST] = rest - median_low(neighbour.took_s - sum(neighbour.phases.values()) for neighbour in near)
     phase, more_s = max(extra.items(), key=lambda one: one[1])
     if phase == REST or more_s < MOST_OF * extra_s:
         said = ", ".join(f"{name} {_s(seconds)}" for name, seconds in sorted(extra.items(), key=lambda one: -one[1])[:3]
                          if seconds >= LEAST_SHARE * extra_s)  # fmt: skip
         return Why(step.number, f"{took}: {said} more than usual", step.took_s, usual_s, phase, more_s)
-    inside = [one for one in step.spans if one.name == phase]
+    inside = [span for span in step.spans if span.name == phase]
     sample, waited = _last_sample(recorded, inside, more_s)
     waited = waited or _last_process(recorded, inside, more_s)
     words = {"gen": "generate"}.get(phase, phase)
@@ -163,12 +163,12 @@ def _explain(recorded: Recorded, steps: Sequence[StepTimes], at: int) -> Why:
 def _paused(recorded: Recorded, step: StepTimes) -> tuple[float, str] | None:
     """Return the pause that held a step for longest, and for how long."""
     held = []
-    for one in recorded.run.pauses:
-        begin = recorded.start + one.start_s
-        end = step.end if one.end_s is None else recorded.start + one.end_s
+    for pause in recorded.run.pauses:
+        begin = recorded.start + pause.start_s
+        end = step.end if pause.end_s is None else recorded.start + pause.end_s
         seconds = min(end, step.end) - max(begin, step.start)
         if seconds > 0:
-            held.append((seconds, f"pause {one.id} at {one.where} held it for {_s(seconds)}"))
+            held.append((seconds, f"pause {pause.id} at {pause.where} held it for {_s(seconds)}"))
     return max(held, default=None)
 
 
@@ -176,14 +176,15 @@ def _last_sample(recorded: Recorded, phases: Sequence[Span], more_s: float) -> t
     """Return the sample that a phase waited for after all others had ended, and the words for it; empty without one."""
     by_sample: dict[tuple[int, int, str], list[Span]] = defaultdict(list)
     for number, process in enumerate(recorded.processes):
-        for one in process.spans:
-            if one.task is not None and one.name in PARTS and _overlaps(one, phases):
-                by_sample[number, one.task, one.of or "?"].append(one)
-    ends = sorted(((max(one.end for one in parts), key) for key, parts in by_sample.items()), reverse=True)
+        for span in process.spans:
+            is_inside = any(span.start < phase.end and phase.start < span.end for phase in phases)
+            if span.task is not None and span.name in PARTS and is_inside:
+                by_sample[number, span.task, span.of or "?"].append(span)
+    ends = sorted(((max(span.end for span in parts), key) for key, parts in by_sample.items()), reverse=True)
     if not ends:
         return "", ""
     last, key = ends[0]
-    alone_s = last - (ends[1][0] if len(ends) > 1 else min(one.start for one in phases))
+    alone_s = last - (ends[1][0] if len(ends) > 1 else min(phase.start for phase in phases))
     if alone_s < MOST_OF * more_s:
         return "", ""
     longest = max(by_sample[key], key=lambda one: one.end - one.start)
@@ -199,20 +200,20 @@ def _last_process(recorded: Recorded, phases: Sequence[Span], more_s: float) -> 
     """
     last: list[tuple[Span, str, Process]] = []  # the last work of each process, and the class of its actor
     for process in recorded.processes:
-        work = [one for one in (*process.spans, *process.tasks) if _is_in(one, phases)]
+        work = [span for span in (*process.spans, *process.tasks) if _is_in(span, phases)]
         if work and not process.is_timed:  # nobody knows which of them was last
             return ""
         if work and not _count_steps(process):
             found = max(work, key=lambda one: (one.end, one.start))
             last.append((found, title_of(process).partition(" ")[0], process))
     end = max((one.end for one, _, _ in last), default=0.0)
-    late = [one for one in last if one[0].end >= end - (1 - MOST_OF) / 2 * more_s]
-    before = [one for one in last if one not in late]
-    alone_s = end - max((one.end for one, _, _ in before), default=min((one.start for one in phases), default=end))
+    late = [work for work in last if work[0].end >= end - (1 - MOST_OF) / 2 * more_s]
+    before = [work for work in last if work not in late]
+    alone_s = end - max((one.end for one, _, _ in before), default=min((phase.start for phase in phases), default=end))
     if not last or alone_s < MOST_OF * more_s:
         return ""
     kinds, peers = Counter(kind for _, kind, _ in late), {kind for _, kind, _ in before}
-    alone = [one for one in late if kinds[one[1]] == 1]
+    alone = [work for work in late if kinds[work[1]] == 1]
     if not alone:
         return ""
     held, _, process = max(alone, key=lambda one: (one[1] in peers, one[0].start))
@@ -222,10 +223,6 @@ def _last_process(recorded: Recorded, phases: Sequence[Span], more_s: float) -> 
 def _is_in(one: Span, phases: Sequence[Span]) -> bool:
     """Return whether most of a span is in one of these phases: clocks of nodes differ, an endless method is longer."""
     return any(2 * (min(one.end, phase.end) - max(one.start, phase.start)) > one.end - one.start for phase in phases)
-
-
-def _overlaps(one: Span, phases: Sequence[Span]) -> bool:
-    return any(one.start < phase.end and phase.start < one.end for phase in phases)
 
 
 def _s(seconds: float) -> str:
