@@ -13,6 +13,7 @@ import pytest
 from raydebug.diagnose.inputs import read_text
 from raydebug.diagnose.run_diagnosis import diagnose_run
 from raydebug.jobs.certificate import FOLLOWED, WANTED, Certificate, Evidence, certify, name_process
+from raydebug.runs.record import Run
 
 GIB = 2**30
 BIRTH = {"ns": "boot pid:[1]", "oom_kills": 0, "node_oom_kills": 0}
@@ -272,7 +273,7 @@ by the OOM killer due to high memory usage, (2) ray stop --force was called, or 
 def test_diagnose_has_the_certificate_in_place_of_rays_guesses(tmp_path: Path) -> None:
     """The certificate is the first cause of a run whose log ends with Ray's three guesses."""
     found = certify(CASES["kernel, container"][0])
-    run = {"folder": str(tmp_path), "status": "failed", "deaths": [found.as_json()]}
+    run = Run(folder=tmp_path, status="failed", deaths=[found.as_json()])
     answer = diagnose_run(read_text(LOG, "job.log"), run)
     assert [one.name for one in answer.diagnoses][:2] == ["process-death", "ray-actor-died"]
     assert answer.first is not None
@@ -285,7 +286,7 @@ def test_diagnose_has_the_certificate_in_place_of_rays_guesses(tmp_path: Path) -
 def test_an_exact_cause_comes_before_the_end_that_follows_from_it(tmp_path: Path) -> None:
     """A CUDA error with its own line explains the abort after it."""
     abort = certify(evidence(status=int(signal.SIGABRT), worker=KILLED))
-    run = {"folder": str(tmp_path), "status": "failed", "deaths": [abort.as_json()]}
+    run = Run(folder=tmp_path, status="failed", deaths=[abort.as_json()])
     log = (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB\n"
     )

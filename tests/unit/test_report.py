@@ -10,6 +10,7 @@ import os
 import re
 import stat
 import subprocess
+import sys
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -458,7 +459,9 @@ def test_report_into_what_is_there(state: Path, tmp_path: Path) -> None:
     done = raydebug(state, "--output", str(tmp_path / "link"))
     assert (tmp_path / "link").is_symlink()
     assert "Run succeeded" in (tmp_path / "page.html").read_text(encoding="utf-8")
-    done = raydebug(state, "--output", "/dev/stdout")
+    argv = [sys.executable, "-m", "raydebug", "report", "--output", "/dev/stdout"]
+    environment = {**os.environ, "XDG_STATE_HOME": str(state)}
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=60)  # its stdout is a pipe
     assert done.stdout.startswith("<!doctype html>")
     assert done.stdout.endswith("</html>\n/dev/stdout\n")
 
