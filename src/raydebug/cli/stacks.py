@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,10 +17,7 @@ from raydebug.protocol.training import TrainingWords
 from raydebug.settings.files import NotPlainText, read_json
 
 if TYPE_CHECKING:
-    from raydebug.stacks.graph import Task
-    from raydebug.stacks.wait_kinds import Verdict
-
-SAMPLES_APART_S = 2.0
+    from raydebug.stacks.collect import Observation
 
 
 def stacks(
@@ -50,7 +46,10 @@ def stacks(
       raydebug stacks --samples 2       is it slow, or does it hang?
       raydebug stacks --native          C frames too
     """
+    from raydebug.cluster.find import load_cluster
+    from raydebug.stacks.collect import observe
     from raydebug.stacks.show import group_lines, left_out_lines, silent_lines, whole_lines
+    from raydebug.stacks.slow_watch import slow_verdicts
     from raydebug.stacks.verdict import as_document
 
     if job is not None and saved is not None:
@@ -58,22 +57,25 @@ def stacks(
             "--from takes no job", cause="the file has the processes of one sample, and all of them are shown",
             fix="leave one of them out",
         )  # fmt: skip
-    taken, tasks, words = read_saved(saved) if saved is not None else _sample(name, job, samples, native=native)
-    try:
-        document = as_document(taken, tasks, words, None if saved is not None else _slow_ranks(name, job))
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        if saved is None:
-            raise
-        raise _no_stacks(saved, error) from error
+    if saved is None:
+        cluster = load_cluster(name)
+        seen = observe(cluster, job, samples=samples, native=native)
+        document = as_document(*seen, slow_verdicts(cluster, job))
+    else:
+        seen = read_saved(saved)
+        try:
+            document = as_document(*seen)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise _no_stacks(saved, error) from error
+    processes = seen.samples[-1]
     if as_json:
         render.out_json(document)
         return
-    groups = document["groups"]
-    if not taken[-1]:
+    if not processes:
         render.say("no process of a job runs" if job is None else f"no process of job '{job}' runs")
         raise typer.Exit(Exit.OK if job is None else Exit.FAILED)
-    lines = whole_lines(taken[-1]) if whole else group_lines(groups, taken[-1])
-    for line in chain(lines, left_out_lines(taken[-1]), silent_lines(taken[-1])):
+    lines = whole_lines(processes) if whole else group_lines(document["groups"], processes)
+    for line in chain(lines, left_out_lines(processes), silent_lines(processes)):
         render.out(render.visible(line))
     option = "" if saved is not None or name == "default" else f" --name {name}"
     for verdict in document["verdicts"]:
@@ -83,34 +85,7 @@ def stacks(
             render.say(f"next: {verdict['next']}{option if verdict['next'].startswith('raydebug ') else ''}")
 
 
-Taken = tuple[list[list[ListedStacks]], "list[Task]", dict[str, TrainingWords]]
-
-
-def _sample(name: str, job: str | None, samples: int, *, native: bool) -> Taken:
-    """Return the stacks of a job at several moments, Ray's tasks if a process waits for one, the training's words."""
-    from raydebug.cluster.find import load_cluster
-    from raydebug.stacks.collect import fetch_tasks, take
-    from raydebug.stacks.training_words import fetch_words
-
-    cluster = load_cluster(name)
-    taken = [take(cluster, job, native=native and samples == 1)]
-    tasks = fetch_tasks(cluster, taken[-1])
-    for number in range(2, samples + 1):
-        render.say(f"sample {number} of {samples} in {SAMPLES_APART_S:g} s")
-        time.sleep(SAMPLES_APART_S)
-        taken.append(take(cluster, job, native=native and number == samples))
-        tasks = fetch_tasks(cluster, taken[-1], before=tasks)
-    return taken, tasks, fetch_words(cluster, job, taken[-1])
-
-
-def _slow_ranks(name: str, job: str | None) -> dict[str | None, Verdict]:
-    from raydebug.cluster.find import load_cluster
-    from raydebug.stacks.slow_watch import slow_verdicts
-
-    return slow_verdicts(load_cluster(name), job)
-
-
-def read_saved(path: Path) -> Taken:
+def read_saved(path: Path) -> Observation:
     """Return the one sample of processes, tasks and words, in a file that `raydebug stacks --json` has written.
 
     Raises:
@@ -124,9 +99,9 @@ def read_saved(path: Path) -> Taken:
         words = dict(document.get("training", {}))
         for process in processes:
             records.read(process, ListedStacks, "a process")  # somebody else may have written it
-        for one in words.values():
-            records.read(one, TrainingWords, "what a process says")
-        found = [processes], list(document.get("tasks", [])), words
+        for said_by in words.values():
+            records.read(said_by, TrainingWords, "what a process says")
+        seen = Observation([processes], list(document.get("tasks", [])), words)
     except (ValueError, LookupError, TypeError) as error:
         raise _no_stacks(path, error) from error
     if version != 1:
@@ -134,7 +109,7 @@ def read_saved(path: Path) -> Taken:
             "the stacks in this file are of another version", code="stacks.version",
             cause=f"{path}: version {version!r}, this raydebug reads 1", fix="use the raydebug that has written it",
         )  # fmt: skip
-    return found
+    return seen
 
 
 def _no_stacks(path: Path, error: Exception) -> RaydebugError:

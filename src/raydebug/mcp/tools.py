@@ -174,21 +174,19 @@ class Tools:
 
         Nothing is paused. Example: stacks()
         """
-        from raydebug.stacks.collect import fetch_tasks, take
+        from raydebug.stacks.collect import observe
         from raydebug.stacks.show import group_lines, silent_lines
         from raydebug.stacks.slow_watch import slow_verdicts
-        from raydebug.stacks.training_words import fetch_words
         from raydebug.stacks.verdict import as_document
 
         cluster, lines = self._cluster(), list[str]()
-        found = take(cluster, job or None, say=lines.append)
-        words, slow = fetch_words(cluster, job or None, found), slow_verdicts(cluster, job or None)
-        document = as_document([found], fetch_tasks(cluster, found), words, slow)
+        seen = observe(cluster, job or None, say=lines.append)
+        document, processes = as_document(*seen, slow_verdicts(cluster, job or None)), seen.samples[-1]
         verdict = document["verdict"]
         for each in document["verdicts"] or [verdict]:
             of_job = f" on job {each['job']}" if len(document["verdicts"]) > 1 else ""
             lines += [f"verdict{of_job} ({each['certainty']}): {each['text']}"]
-        lines += [*group_lines(document["groups"], found), *silent_lines(found)]
+        lines += [*group_lines(document["groups"], processes), *silent_lines(processes)]
         return self._answers.make("", "\n".join(lines), f"next: {verdict['next']}" if verdict["next"] else "")
 
     def diagnose(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from raydebug import render
 from raydebug.client.gateway_client import fetch_stacks
@@ -14,17 +15,50 @@ from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.runner import run_on_each
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol.messages import SILENT
+from raydebug.stacks.training_words import fetch_words
 
 if TYPE_CHECKING:
     from raydebug.cluster.runner import Runner
     from raydebug.cluster.state import Cluster
     from raydebug.protocol.listings import ListedStacks
+    from raydebug.protocol.training import TrainingWords
     from raydebug.stacks.graph import Task
     from raydebug.stacks.spy import Seen
 
-FIRST_S, ALL_S = 0.3, 1.0
+FIRST_S, ALL_S, SAMPLES_APART_S = 0.3, 1.0, 2.0
 SPY_TIMEOUT_S = 120.0
 RAY_TITLE = "ray::"  # of a worker that runs `ray::Actor.method` or `ray::task` (ray 2.60.0 _raylet.pyx, `setproctitle`)
+
+
+class Observation(NamedTuple):
+    """What was seen of jobs: their processes at one or more moments, Ray's unfinished tasks, words of the training."""
+
+    samples: list[list[ListedStacks]]
+    tasks: list[Task]
+    words: dict[str, TrainingWords]
+
+
+def observe(
+    cluster: Cluster,
+    job: str | None,
+    *,
+    samples: int = 1,
+    native: bool = False,
+    say: Callable[[str], None] = render.say,
+) -> Observation:
+    """Ask for all that a verdict needs; with several samples, some seconds apart.
+
+    Raises:
+        RaydebugError: as in `take`.
+    """
+    taken = [take(cluster, job, native=native and samples == 1, say=say)]
+    tasks = fetch_tasks(cluster, taken[-1])
+    for number in range(2, samples + 1):
+        say(f"sample {number} of {samples} in {SAMPLES_APART_S:g} s")
+        time.sleep(SAMPLES_APART_S)
+        taken.append(take(cluster, job, native=native and number == samples, say=say))
+        tasks = fetch_tasks(cluster, taken[-1], before=tasks)
+    return Observation(taken, tasks, fetch_words(cluster, job, taken[-1]))
 
 
 def take(
