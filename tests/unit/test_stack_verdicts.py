@@ -37,68 +37,42 @@ def collective(rank: int, name: str = "all_reduce", line: int = 40, **facts: Any
 LOADING = (frame("/job/data.py", 12, "load"), frame("/job/train.py", 30, "step"))
 
 
-def test_ranks_in_different_collectives() -> None:
-    """A rank in another collective than the others is named, with its line."""
-    verdict = judge([[*(collective(rank) for rank in range(3)), collective(3, "broadcast", 44)]])
-    assert (verdict["kind"], verdict["ranks"], verdict["next"]) == (
-        "collective-mismatch", [3], "raydebug attach --pid 103"
-    )  # fmt: skip
-    assert "Trainer rank 3 in broadcast at /job/train.py:44 sync_grads" in verdict["text"]
-    assert "Trainer ranks 0-2 in all_reduce" in verdict["text"]
+MISMATCH, MISSING = "collective-mismatch", "missing-rank"
+IDLE = frame(RAY, 900, "Worker.main_loop"), frame("/x/ray/_private/workers/default_worker.py", 300, "<module>")
+WAIT = [collective(rank) for rank in (0, 1, 3)]
+JOINS = [
+    process(None, frame(TORCH, 1800, "init_process_group"), frame("/job/train.py", 9, "setup"), pid=pid)
+    for pid in (1, 2)
+]
 
 
-def test_rank_that_does_not_come() -> None:
-    """A rank outside of the collective of the others is named with the line where it is."""
-    verdict = judge([[*(collective(rank) for rank in (0, 1, 3)), process(2, *LOADING)]])
-    assert (verdict["kind"], verdict["ranks"]) == ("missing-rank", [2])
-    assert verdict["text"] == (
-        "rank 2 did not join all_reduce: it is at /job/data.py:12 load; Trainer ranks 0,1,3 wait in all_reduce"
-    )
-
-
-def test_rank_that_is_gone() -> None:
-    """A rank without a process explains why the others wait: it is gone if it was seen before, else not there yet."""
-    waits = [collective(rank) for rank in (0, 1, 3)]
-    verdict = judge([waits])
-    assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == ("starting", "likely", [2])
-    assert "Trainer rank 2 is not there (yet): no such process was seen; Trainer ranks 0,1,3" in verdict["text"]
-    verdict = judge([[*waits, process(2, *LOADING)], waits])
-    assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == ("crashed-peer", "certain", [2])
-
-
-def test_rank_whose_task_has_returned() -> None:
-    """A rank that is idle while the others wait in a collective has skipped it."""
-    idle = frame(RAY, 900, "Worker.main_loop"), frame("/x/ray/_private/workers/default_worker.py", 300, "<module>")
-    verdict = judge([[*(collective(rank) for rank in (0, 1, 3)), process(2, *idle)]])
-    assert (verdict["kind"], verdict["ranks"]) == ("missing-rank", [2])
-    assert "rank 2 did not join all_reduce: it is idle, its task has returned;" in verdict["text"]
-
-
-def test_all_ranks_in_one_collective() -> None:
-    """Where all ranks wait in the same collective, the verdict says that none is missing."""
-    verdict = judge([[collective(rank) for rank in range(4)]])
-    assert verdict["kind"] == "unknown"
-    assert verdict["text"].startswith("Trainer ranks 0-3 wait in all_reduce at /job/train.py:40 sync_grads; no rank")
-
-
-def test_rank_that_does_not_join() -> None:
-    """When processes wait for their group to start, the one elsewhere is named, although none knows its rank yet."""
-    joins = [
-        process(None, frame(TORCH, 1800, "init_process_group"), frame("/job/train.py", 9, "setup"), pid=pid)
-        for pid in (1, 2)
-    ]
-    verdict = judge([[*joins, process(None, *LOADING, pid=3)]])
-    assert (verdict["kind"], verdict["pids"]) == ("missing-rank", [3])
-    assert verdict["text"] == (
-        "Trainer (pid 3) did not join init_process_group: it is at /job/data.py:12 load;"
-        " 2 processes of Trainer wait in init_process_group"
-    )
-
-
-def test_send_and_receive() -> None:
-    """A rank that sends and one that receives are no mismatch."""
-    verdict = judge([[collective(0, "send", world=2), collective(1, "recv", world=2)]])
-    assert verdict["kind"] == "unknown"
+@pytest.mark.parametrize(
+    ("samples", "kind", "certainty", "ranks", "words"),
+    [
+        ([[*(collective(rank) for rank in range(3)), collective(3, "broadcast", 44)]], MISMATCH, "likely", [3],
+         "Trainer rank 3 in broadcast at /job/train.py:44 sync_grads; Trainer ranks 0-2 in all_reduce"),
+        ([[*WAIT, process(2, *LOADING)]], MISSING, "likely", [2],
+         "rank 2 did not join all_reduce: it is at /job/data.py:12 load; Trainer ranks 0,1,3 wait in all_reduce"),
+        ([[*WAIT, process(2, *IDLE)]], MISSING, "likely", [2],
+         "rank 2 did not join all_reduce: it is idle, its task has returned;"),
+        ([WAIT], "starting", "likely", [2],
+         "Trainer rank 2 is not there (yet): no such process was seen; Trainer ranks 0,1,3"),
+        ([[*WAIT, process(2, *LOADING)], WAIT], "crashed-peer", "certain", [2], "the process of rank 2 is gone"),
+        ([[collective(rank) for rank in range(4)]], "unknown", "likely", [0, 1, 2, 3],
+         "Trainer ranks 0-3 wait in all_reduce at /job/train.py:40 sync_grads; no rank"),
+        ([[*JOINS, process(None, *LOADING, pid=3)]], MISSING, "likely", [],
+         "Trainer (pid 3) did not join init_process_group: it is at /job/data.py:12 load; 2 processes of Trainer"),
+        ([[collective(0, "send", world=2), collective(1, "recv", world=2)]], "unknown", "likely", [0, 1], ""),
+    ],
+    ids=["other collective", "missing", "returned", "not there yet", "gone", "none missing", "joins", "send and receive"],
+)  # fmt: skip
+def test_collectives_by_stacks(samples: Any, kind: str, certainty: str, ranks: list[int], words: str) -> None:
+    """Without recorded calls the rank that is elsewhere, or not there, is named with its line; none where all wait."""
+    verdict = judge(samples)
+    assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == (kind, certainty, ranks)
+    assert words in verdict["text"]
+    following = {MISSING: "raydebug attach --pid ", MISMATCH: "raydebug attach --pid 103"}
+    assert (verdict["next"] or "").startswith(following.get(kind, ""))
 
 
 def test_slow_collective() -> None:
@@ -109,7 +83,7 @@ def test_slow_collective() -> None:
     waits = [*(collective(rank) for rank in (0, 1, 3)), process(2, *LOADING)]
     computes = [*waits[:3], process(2, frame("/job/data.py", 13, "load"))]
     assert judge([waits, computes])["kind"] == "moving", "the others wait for a slow rank"
-    assert judge([waits, waits])["kind"] == "missing-rank"
+    assert judge([waits, waits])["kind"] == MISSING
 
 
 def test_computing_is_no_hang() -> None:
@@ -146,31 +120,53 @@ DONE, WAITS = ("all_reduce", 1000, True), ("all_reduce", 1000, False)
 TRAIN = frame("/job/train.py", 44, "sync_grads")
 
 
-def test_recorded_mismatch() -> None:
-    """A collective that differs on one rank is named with its number and group, also after it returned."""
-    others = [collective(rank, **calls(rank, DONE, WAITS)) for rank in (0, 1)]
-    odd = process(2, frame("/job/data.py", 12, "load"), **calls(2, DONE, ("broadcast", 4, True)))
-    verdict = judge([[*others, odd]])
-    assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == ("collective-mismatch", "certain", [2])
-    assert verdict["next"] == "raydebug attach --pid 102"
-    assert verdict["text"] == (
-        "Trainer ranks 0-2 differ in collective 2 of group 0 default_pg gloo: rank 2 has called broadcast [4] Float,"
-        " and is at /job/data.py:12 load; ranks 0,1 call all_reduce [1000] Float at /job/train.py:40 sync_grads"
+OTHERS = [collective(rank, **calls(rank, DONE, WAITS)) for rank in (0, 1)]
+FIRST_AND_LAST = [collective(rank, **calls(rank, DONE, WAITS)) for rank in (0, 2)]
+PAIR = {"ranks": range(2)}
+LOADS = process(1, *LOADING, **calls(1, DONE))
+
+
+@pytest.mark.parametrize(
+    ("samples", "kind", "certainty", "ranks", "text"),
+    [
+        ([[*OTHERS, process(2, LOADING[0], **calls(2, DONE, ("broadcast", 4, True)))]], MISMATCH, "certain", [2],
+         ("Trainer ranks 0-2 differ in collective 2 of group 0 default_pg gloo: rank 2 has called broadcast [4] Float,"
+          " and is at /job/data.py:12 load; ranks 0,1 call all_reduce [1000] Float at /job/train.py:40 sync_grads")),
+        ([[*OTHERS, collective(2, "broadcast", 44, **calls(2, DONE, ("broadcast", 4, False)))]], MISMATCH,
+         "certain", [2], "rank 2 calls broadcast [4] Float at /job/train.py:44 sync_grads; ranks 0,1"),
+        ([[collective(0, **calls(0, DONE, WAITS, **PAIR)),
+           collective(1, "all_gather", 50, **calls(1, DONE, ("allgather", 7, False), **PAIR))]], MISMATCH,
+         "certain", [1], ("rank 1 calls allgather [7] Float at /job/train.py:50 sync_grads; rank 0 calls all_reduce"
+                          " [1000] Float at /job/train.py:40")),
+        ([[*FIRST_AND_LAST, LOADS]] * 2, MISSING, "certain", [1],
+         ("Trainer rank 1 did not join all_reduce [1000] Float: it is at /job/data.py:12 load; ranks 0,2 wait in"
+          " collective 2 of group 0 default_pg gloo, all_reduce [1000] Float, at /job/train.py:40 sync_grads")),
+        ([[*FIRST_AND_LAST, LOADS]], MISSING, "likely", [1], "it is at /job/data.py:12 load"),
+        ([[*FIRST_AND_LAST, process(1, *IDLE, **calls(1, DONE))]], MISSING, "likely", [1],
+         "it is idle, its task has returned"),
+        ([[*FIRST_AND_LAST, process(1, state="silent", threads=[], **calls(1, DONE))]], MISSING, "likely", [1],
+         "it does not answer"),
+        ([FIRST_AND_LAST], "crashed-peer", "certain", [1],
+         "the process of Trainer rank 1 is gone; ranks 0,2 wait in collective 2"),
+    ],
+    ids=["has called another", "calls another", "of two", "missing", "in one look", "idle", "silent", "gone"],
+)  # fmt: skip
+def test_recorded_calls(samples: Any, kind: str, certainty: str, ranks: list[int], text: str) -> None:
+    """By the flight recorder the rank that calls another collective, none, or is gone is named, with number and group.
+
+    Of two ranks that differ the one that is not rank 0 is named; in one look a rank may only be late.
+    """
+    verdict = judge(samples)
+    assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == (kind, certainty, ranks)
+    assert text in verdict["text"]
+    assert verdict["next"] == (
+        "raydebug diagnose" if kind == "crashed-peer" else f"raydebug attach --pid {100 + ranks[0]}"
     )
-    within = judge([[*others, collective(2, "broadcast", 44, **calls(2, DONE, ("broadcast", 4, False)))]])
-    assert "rank 2 calls broadcast [4] Float at /job/train.py:44 sync_grads; ranks 0,1" in within["text"]
 
 
-def test_recorded_mismatch_of_two_ranks() -> None:
-    """If two ranks differ, the one that is not rank 0 is named, and both calls are shown."""
-    ranks = range(2)
-    verdict = judge([[
-        collective(0, **calls(0, DONE, WAITS, ranks=ranks)),
-        collective(1, "all_gather", 50, **calls(1, DONE, ("allgather", 7, False), ranks=ranks)),
-    ]])  # fmt: skip
-    assert (verdict["kind"], verdict["ranks"]) == ("collective-mismatch", [1])
-    assert "rank 1 calls allgather [7] Float at /job/train.py:50" in verdict["text"]
-    assert "rank 0 calls all_reduce [1000] Float at /job/train.py:40" in verdict["text"]
+def test_a_process_without_a_rank_yet() -> None:
+    """No rank of a group is gone while a process has not said its rank."""
+    assert judge([[*FIRST_AND_LAST, process(None, *LOADING, pid=9)]])["kind"] != "crashed-peer"
 
 
 @pytest.mark.parametrize(
@@ -186,33 +182,6 @@ def test_sizes_of_inputs(first: tuple[str, int, bool], second: tuple[str, int, b
     """Inputs of different sizes are a mismatch only in collectives that need equal sizes."""
     waits = [collective(rank, **calls(rank, call, ranks=range(2))) for rank, call in enumerate((first, second))]
     assert judge([waits])["kind"] == kind
-
-
-def test_recorded_missing_rank() -> None:
-    """A rank that has not called the collective of the others is named with its line, or as idle."""
-    others = [collective(rank, **calls(rank, DONE, WAITS)) for rank in (0, 2)]
-    look = [*others, process(1, *LOADING, **calls(1, DONE))]
-    verdict = judge([look, look])
-    assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == ("missing-rank", "certain", [1])
-    assert judge([look])["certainty"] == "likely", "in one look it may be late"
-    assert verdict["text"] == (
-        "Trainer rank 1 did not join all_reduce [1000] Float: it is at /job/data.py:12 load; ranks 0,2 wait in"
-        " collective 2 of group 0 default_pg gloo, all_reduce [1000] Float, at /job/train.py:40 sync_grads"
-    )
-    idle = frame(RAY, 900, "Worker.main_loop"), frame("/x/ray/_private/workers/default_worker.py", 300, "<module>")
-    assert "it is idle, its task has returned" in judge([[*others, process(1, *idle, **calls(1, DONE))]])["text"]
-    silent = process(1, state="silent", threads=[], **calls(1, DONE))
-    assert "it does not answer" in judge([[*others, silent]])["text"]
-
-
-def test_recorded_crash() -> None:
-    """A rank of the group without a process is gone; not so if a process has no rank yet."""
-    others = [collective(rank, **calls(rank, DONE, WAITS)) for rank in (0, 2)]
-    verdict = judge([others])
-    assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == ("crashed-peer", "certain", [1])
-    assert "the process of Trainer rank 1 is gone; ranks 0,2 wait in collective 2" in verdict["text"]
-    starts = process(None, *LOADING, pid=9)
-    assert judge([[*others, starts]])["kind"] != "crashed-peer"
 
 
 def test_group_of_a_trainer_and_its_engines() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -77,9 +78,12 @@ def stacks(
     lines = whole_lines(processes) if whole else group_lines(document["groups"], processes)
     for line in chain(lines, left_out_lines(processes), silent_lines(processes)):
         render.out(render.visible(line))
-    option = "" if saved is not None or name == "default" else f" --name {name}"
-    for verdict in document["verdicts"]:
-        of_job = f" on job {render.visible(str(verdict['job']))}" if len(document["verdicts"]) > 1 else ""
+    _show_verdicts(document["verdicts"], "" if saved is not None or name == "default" else f" --name {name}")
+
+
+def _show_verdicts(verdicts: Sequence[Mapping[str, Any]], option: str) -> None:
+    for verdict in verdicts:
+        of_job = f" on job {render.visible(str(verdict['job']))}" if len(verdicts) > 1 else ""
         render.out(f"\nverdict{of_job} ({verdict['certainty']}): {render.visible(verdict['text'])}")
         if verdict["next"]:
             render.say(f"next: {verdict['next']}{option if verdict['next'].startswith('raydebug ') else ''}")
@@ -92,6 +96,7 @@ def read_saved(path: Path) -> Observation:
         RaydebugError: it is no such file, or one of a newer version.
     """
     from raydebug.runs.folder import RECORD_BYTES_MAX
+    from raydebug.stacks.collect import Observation
 
     try:
         document = read_json(path, bytes_max=RECORD_BYTES_MAX, what="a file of stacks")

@@ -142,9 +142,8 @@ def _judge_group(
     waiting = f"{name_ranks(inside)} {_verb('wait', len(inside))} in collective {seq} of group {group.label}, "
     waiting += f"{_words(group.calls[rank][seq])}, {_where(first, places)}"
     members = {process["instance"] for process in group.members.values()}
-    others = [
-        process for process in processes if process["role"] == first["role"] and process["instance"] not in members
-    ]
+    of_role = [process for process in processes if process["role"] == first["role"]]
+    others = [process for process in of_role if process["instance"] not in members]
     there = {process["rank"] for process in others} | group.present
     gone = [rank for rank in group.ranks if rank not in there]
     if not group.is_rays and max(group.ranks) >= (first["world"] or 0):
@@ -152,24 +151,18 @@ def _judge_group(
     if gone and None not in there and group.is_rays:
         return 1, _not_there(gone, first, waiting)
     if gone and None not in there:  # torch makes a group when all of its ranks are there
-        text = f"the process of {name_process(first, gone)} is gone; {waiting}"
-        return 1, {**make_verdict("crashed-peer", CERTAIN, text, LOGS), "ranks": gone}
-    silent = {
-        process["rank"]: process
-        for process in others
-        if process["state"] != messages.ANSWERED and process["rank"] in group.ranks
-    }
-    late = silent | {rank: one for rank, one in group.members.items() if max(group.calls[rank], default=0) < seq}
+        return 1, _gone(gone, name_process(first, gone), waiting)
+    silent = [process for process in others if process["state"] != messages.ANSWERED]
+    late = {process["rank"]: process for process in silent if process["rank"] in group.ranks}
+    late |= {rank: one for rank, one in group.members.items() if max(group.calls[rank], default=0) < seq}
     if not late:
         return None
     first = next(iter(late.values()))
     late_ones = name_process(first, [rank for rank in late if rank is not None])
     if first["instance"] in moved:
-        text = f"the others wait for a slow one: {late_ones} {_state(first, places)}, and moves; {waiting}"
-        return 4, make_verdict("moving", LIKELY, text, None, list(late.values()))
-    also_waits = any(
-        places[process["instance"]].kind == COLLECTIVE for process in late.values() if process["instance"] in places
-    )
+        return 4, _slow(late_ones, _state(first, places), waiting, list(late.values()))
+    waits = [places[process["instance"]] for process in late.values() if process["instance"] in places]
+    also_waits = any(wait.kind == COLLECTIVE for wait in waits)
     text = f"{late_ones} did not join {_words(group.calls[rank][seq])}: it {_state(first, places)}; {waiting}"
     return 3 if also_waits else 2, make_verdict("missing-rank", CERTAIN, text, attach(first), list(late.values()))
 
@@ -234,9 +227,8 @@ def _judge_stacks(
     """Return the verdict on ranks of one role without recorded calls, from their stacks."""
     if any(wait.process["instance"] in moved for wait in inside):
         return None
-    by_name = sorted(
-        ([wait for wait in inside if wait.what == name] for name in {wait.what for wait in inside}), key=len
-    )
+    names = {wait.what for wait in inside}
+    by_name = sorted(([wait for wait in inside if wait.what == name] for name in names), key=len)
     if len(by_name) > 1 and not any(POINT_TO_POINT.search(wait.what) for wait in inside):
         parts = [f"{_members(same)} in {same[0].what} at {place(same[0].at)}" for same in by_name]
         odd = [wait.process for wait in by_name[0]]
@@ -248,32 +240,34 @@ def _judge_stacks(
     missing = [rank for rank in range(max(wait.process["world"] or 0 for wait in inside)) if rank not in there]
     if missing and None not in there:
         if gone := [rank for rank in missing if (role, rank) in seen]:
-            text = f"the process of {name_ranks(gone)} is gone; {waiting}"
-            return {**make_verdict("crashed-peer", CERTAIN, text, LOGS), "ranks": gone}
+            return _gone(gone, name_ranks(gone), waiting)
         return _not_there(missing, first, waiting)
     places = {wait.process["instance"]: wait for wait in waits}
-    alike = [
-        one for one in processes if one["role"] == role and one["child_of"] == first["child_of"] and one["threads"]
-    ]
-    outside = [
-        process
-        for process in alike
-        if (
-            places[process["instance"]].kind != COLLECTIVE
-            if process["instance"] in places
-            else process["rank"] is not None
-        )
-    ]
+    outside = []
+    for process in processes:
+        wait = places.get(process["instance"])
+        is_peer = process["role"] == role and process["child_of"] == first["child_of"] and process["threads"]
+        if is_peer and (process["rank"] is not None if wait is None else wait.kind != COLLECTIVE):
+            outside.append(process)
     if not outside:
         return None
     first = outside[0]
     if first["instance"] in moved:
-        text = f"the others wait for a slow one: {who(first)} {_state(first, places)}, and moves; {waiting}"
-        return make_verdict("moving", LIKELY, text, None, outside)
+        return _slow(who(first), _state(first, places), waiting, outside)
     ranks = [process["rank"] for process in outside if process["rank"] is not None]
     late = name_ranks(ranks) if len(ranks) == len(outside) else ", ".join(who(process) for process in outside[:3])
     text = f"{late} did not join {inside[0].what}: it {_state(first, places)}; {waiting}"
     return make_verdict("missing-rank", LIKELY, text, attach(first), outside)
+
+
+def _gone(ranks: list[int], those: str, waiting: str) -> Verdict:
+    text = f"the process of {those} is gone; {waiting}"
+    return {**make_verdict("crashed-peer", CERTAIN, text, LOGS), "ranks": ranks}
+
+
+def _slow(those: str, state: str, waiting: str, late: Sequence[ListedStacks]) -> Verdict:
+    text = f"the others wait for a slow one: {those} {state}, and moves; {waiting}"
+    return make_verdict("moving", LIKELY, text, None, late)
 
 
 def _not_there(ranks: list[int], peer: ListedStacks, waiting: str) -> Verdict:

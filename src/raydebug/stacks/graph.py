@@ -147,9 +147,12 @@ class Graph:
     def edges(self, node: Node) -> list[Edge]:
         """Return what a node waits for, what was observed first."""
         if node.key not in self._edges:
+            host, _, port = node.thread.get("host", "").rpartition(":")
+            is_asked = port.isdigit() and node.wait.kind == "network"
             edges = [
-                *self._inside(node), *self._of_objects(node), *self._of_network(node), *self._of_children(node),
-                *self._of_pipe(node), *self._of_words(node),
+                *self._inside(node), *self._of_objects(node),
+                *(self._to_port(node, host, int(port)) if is_asked else []),
+                *self._of_children(node), *self._of_pipe(node), *self._of_words(node),
             ]  # fmt: skip
             of_others = (edge for edge in edges if edge.target is not node)
             self._edges[node.key] = sorted(of_others, key=lambda edge: not edge.is_seen)
@@ -258,12 +261,8 @@ class Graph:
         own = max(process["threads"], key=lambda thread: _runs(thread, task["name"]), default=None)
         return self.node(process, own if own is not None and _runs(own, task["name"]) else None)
 
-    def _of_network(self, node: Node) -> list[Edge]:
-        """Return the edges to processes that listen where a node waits for an answer."""
-        host, _, port = node.thread.get("host", "").rpartition(":")
-        return self._to_port(node, host, int(port)) if port.isdigit() and node.wait.kind == "network" else []
-
     def _to_port(self, node: Node, host: str, port: int) -> list[Edge]:
+        """Return the edges to processes that listen where a node waits for an answer."""
         near = node.process["ip"]
         return [
             Edge(node, self.node(other, serving[0]), "network", f"an answer at {host}:{port}", len(serving) == 1)

@@ -119,9 +119,8 @@ class _Look:
         self._moved = moved(samples)
         self._has_moved = {process["instance"] for process in self._moved}
         self._working = [process for process in self._processes if process["threads"] and not is_idle(process)]
-        unread = [
-            process for process in self._processes if process["state"] != messages.ANSWERED and not process["threads"]
-        ]
+        silent = [process for process in self._processes if process["state"] != messages.ANSWERED]
+        unread = [process for process in silent if not process["threads"]]
         self._nodes = [self.graph.node(process) for process in (*self._working, *unread)]
         self._waits = [node.wait for node in self._nodes if node.process["threads"]]
         self._drivers = [
@@ -266,8 +265,8 @@ class _Look:
         if end == End.MOVES and cause.kind == "moving":
             return CERTAIN if all(path.end is not None and self._moves(path.end) for path in self._paths) else LIKELY
         kind, is_mailbox = KINDS[cause.kind], bool(path.edges) and path.edges[-1].kind == "mailbox"
-        stands = kind.at_once or (path.end is not None and self._stood(path.end))
-        if not ((kind.is_sure and cause.is_seen) or is_mailbox) or not stands:
+        stood = path.end is not None and bool(self._alike(path.end.process)) and not self._moves(path.end)
+        if not ((kind.is_sure and cause.is_seen) or is_mailbox) or not (kind.at_once or stood):
             return LIKELY
         if path.edges:
             return self._certainty(path.edges)
@@ -292,10 +291,6 @@ class _Look:
         """Return the earlier looks at a process that can be compared with the last one."""
         looks = self._looks_at.get(process["instance"], [])
         return [look for look in looks if look["state"] == process["state"] and look["threads"]]
-
-    def _stood(self, node: Node) -> bool:
-        """Return whether a thread was in the same place in an earlier look."""
-        return bool(self._alike(node.process)) and not self._moves(node)
 
     def _certainty(self, edges: Sequence[Edge]) -> str:
         """Return `certain` only if every edge was observed in two looks."""
