@@ -64,7 +64,7 @@ JOINS = [
          "Trainer (pid 3) did not join init_process_group: it is at /job/data.py:12 load; 2 processes of Trainer"),
         ([[collective(0, "send", world=2), collective(1, "recv", world=2)]], "unknown", "likely", [0, 1], ""),
     ],
-    ids=["other collective", "missing", "returned", "not there yet", "gone", "none missing", "joins", "send and receive"],
+    ids=["other collective", "missing", "returned", "not there yet", "gone", "none missing", "joins", "two kinds"],
 )  # fmt: skip
 def test_collectives_by_stacks(samples: Any, kind: str, certainty: str, ranks: list[int], words: str) -> None:
     """Without recorded calls the rank that is elsewhere, or not there, is named with its line; none where all wait."""

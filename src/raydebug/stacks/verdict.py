@@ -149,7 +149,9 @@ class _Look:
         pid, ranks = verdict["pids"][0], (None, *verdict["ranks"])
         late = next(process for process in self._processes if process["pid"] == pid and process["rank"] in ranks)
         inside = [node for node in self._nodes if node.wait.kind == COLLECTIVE]
-        if late not in self._working and late["threads"] and not self._is_reached(inside):
+        reached = {edge.target.key for path in self._paths for edge in path.edges if edge.target is not None}
+        reached |= {path.root.key for path in self._paths}
+        if late not in self._working and late["threads"] and reached.isdisjoint(node.key for node in inside):
             best = self._best_of(self._paths)
             if best is not None and self._end(best) < End.OPEN:
                 return None  # the ranks have no task; the driver waits for something else
@@ -164,11 +166,6 @@ class _Look:
         verdict["text"], verdict["next"] = f"{cause.text}; {verdict['text']}", attach(process)
         verdict["pids"] = [process["pid"] or 0, *verdict["pids"]]
         return self._with_chain(verdict, [*edges, *best.edges], best.end)
-
-    def _is_reached(self, nodes: Sequence[Node]) -> bool:
-        reached = {edge.target.key for path in self._paths for edge in path.edges if edge.target is not None}
-        reached |= {path.root.key for path in self._paths}
-        return any(node.key in reached for node in nodes)
 
     def _was_judged_before(self, verdict: Verdict) -> bool:
         if not self._before:
