@@ -305,9 +305,9 @@ def test_gpus_by_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_change_per_step() -> None:
     """The change of a process per step is the median between the ends of steps, without the first one."""
-    steps = [SimpleNamespace(end_s=at) for at in (10.0, 20.0, 30.0, 40.0)]
+    steps = [{"end_s": at} for at in (10.0, 20.0, 30.0, 40.0)]
     samples = [(1.0, 100.0), (9.0, 500.0), (19.0, 510.0), (29.0, 520.0), (39.0, 600.0)]
-    run = SimpleNamespace(steps=steps, memory=[SimpleNamespace(name="W", node="n", samples=samples)])
+    run = SimpleNamespace(steps=steps, memory=[SimpleNamespace(process="W", node="n", samples=samples)])
     assert screen.per_step(run) == {("W", "n"): 45 * 2**20}  # type: ignore[arg-type]
     assert screen.per_step(None) == {}
 
@@ -315,10 +315,10 @@ def test_change_per_step() -> None:
 def test_changes_of_workers() -> None:
     """A worker is known by its class, below its name too; those of one class on a node share what these have."""
     names = ["make.<locals>.WorkerDict rank 1", "pt_main of make.<locals>.WorkerDict rank 1", "AgentLoopWorker"]
-    steps = [SimpleNamespace(end_s=at) for at in (1.0, 2.0, 3.0)]
+    steps = [{"end_s": at} for at in (1.0, 2.0, 3.0)]
     run: Any = SimpleNamespace(
         steps=steps,
-        memory=[SimpleNamespace(name=name, node="n", samples=[(at, 80 * at) for at in range(4)]) for name in names],
+        memory=[SimpleNamespace(process=name, node="n", samples=[(at, 80 * at) for at in range(4)]) for name in names],
     )
     answer = look(0, 1).processes[0]
     actors = {"WorkerDict aWorkerDict_0:1": 1, "AgentLoopWorker agent_0": None, "AgentLoopWorker agent_1": None}
