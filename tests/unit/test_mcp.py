@@ -165,7 +165,7 @@ def test_without_the_extra() -> None:
     assert cause.startswith("cause: No module named 'mcp")
     assert fix == "fix: pip install 'raydebug[mcp]'"
     assert "mcp" in run_verb("--help", before=missing).stdout
-    assert run_verb("profile", "list", before=missing).returncode == 0
+    assert run_verb("check", "--help", before=missing).returncode == 0
 
 
 def test_other_verbs_do_not_load_the_sdk() -> None:
