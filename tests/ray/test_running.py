@@ -91,6 +91,7 @@ def test_ray_get_is_told(run, cluster):
     assert "done: sleep" in job.end()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_time_sleep_and_ctrl_c(run, cluster):
     """Ctrl-C cancels the request for an actor in time.sleep (130), and the actor does not stop when it wakes."""
@@ -105,6 +106,7 @@ def test_time_sleep_and_ctrl_c(run, cluster):
     assert "done: sleep 1" in job.end()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_actor_that_is_killed_while_asked(run, cluster):
     """When a process is killed instead of stopping, the error's three lines appear at once."""

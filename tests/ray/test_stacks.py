@@ -122,6 +122,7 @@ def test_hang_is_in_the_run_folder(run, private_state: Path) -> None:
 
 ENDLESS = """
 import ray
+@pytest.mark.long
 @ray.remote
 class Rewards:
     def compute_score(self, number):
@@ -142,6 +143,7 @@ def test_call_that_computes_for_ever(run, tmp_path: Path) -> None:
     assert re.search(named, text, re.M), text
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_hang_is_paused(run) -> None:
     """`--on-hang pause` pauses the process that the verdict names, at its next line."""
