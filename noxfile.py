@@ -113,12 +113,13 @@ GUARDS: dict[Path, IO[bytes]] = {}  # the files whose lock each user of an envir
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, import contracts, and locks that still fit what they were made from (seconds)."""
+    """Style, import contracts, sizes, and locks that still fit what they were made from (seconds)."""
     use(session, "core", project=False)
     run(session, "ruff", "check", "--no-cache", ".")  # its cache does not see that a module has moved
     run(session, "ruff", "format", "--check", ".")
     run(session, "lint-imports", "--no-logo", "--no-cache", env=SOURCES)
     run(session, "python", "env/lock.py", "check", env=SOURCES)
+    check_budget(session)
     run(session, "hadolint", "Dockerfile")
     run(session, "shellcheck", *SCRIPTS)
     run(session, "yamllint", "--strict", *YAML)
@@ -319,6 +320,15 @@ def lock(session: nox.Session) -> None:
 def newer(session: nox.Session) -> None:
     """Try newer releases of Ray, debugpy, verl, vLLM and torch, each in a copy of the checkout (`-- ray`; an hour)."""
     session.run(sys.executable, "env/newer.py", *session.posargs, env={**SOURCES, "RAYDEBUG_UV": uv()})
+
+
+def check_budget(session: nox.Session) -> None:
+    """Fail where a folder has more lines of Python than pyproject.toml allows: a new subject pays with an old one."""
+    for folder, most in nox.project.load_toml("pyproject.toml")["tool"]["raydebug"]["budget"].items():
+        lines = sum(path.read_text(encoding="utf-8").count("\n") for path in Path(folder).rglob("*.py"))
+        session.log(f"{folder}/ has {lines} lines of Python; its budget is {most}")
+        if lines > most:
+            session.error(f"{folder}/ is {lines - most} lines over its budget ({most}): take out what is needed least")
 
 
 def has_compose(session: nox.Session) -> bool:
