@@ -82,9 +82,9 @@ def test_a_narration_that_nobody_reads(dashboard: RayDashboard, where: str) -> N
 
 
 def test_a_follower_whose_reader_leaves(dashboard: RayDashboard) -> None:
-    """`job logs --follow | head -1` ends with 141 at the next line: the job does not have to end before."""
+    """`job logs --follow --grep W | head -1` ends with 141 at the next line: the job does not have to end before."""
     dashboard.print("line 1\n")
-    argv = [sys.executable, "-m", "raydebug", "job", "logs", "--follow"]
+    argv = [sys.executable, "-m", "raydebug", "job", "logs", "--follow", "--grep", "line"]
     follower = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     assert follower.stdout is not None
     assert follower.stdout.readline() == "line 1\n"
