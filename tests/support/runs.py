@@ -11,8 +11,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from forked import Forked
 from raydebug.client.gateway_client import fetch_pauses
@@ -139,19 +140,23 @@ def raydebug(*arguments: str, timeout: float = WAIT_S, **options: Any) -> subpro
         return subprocess.run(
             argv, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL, check=False, **options
         )
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = Forked("raydebug", argv, out.fileno(), err.fileno(), **options)
+    pipes = [os.pipe(), os.pipe()]
+    process = Forked("raydebug", argv, *(end for _, end in pipes), **options)
+    for _, end in pipes:
+        os.close(end)
+    with ThreadPoolExecutor(2) as readers:
+        texts = [readers.submit(_read, begin) for begin, _ in pipes]
         try:
             code = process.wait(timeout)
         except BaseException:
             process.kill()
             raise
-        return subprocess.CompletedProcess(argv, code, _text_of(out), _text_of(err))
+        return subprocess.CompletedProcess(argv, code, *(text.result() for text in texts))
 
 
-def _text_of(file: IO[str]) -> str:
-    file.seek(0)
-    return file.read()
+def _read(descriptor: int) -> str:
+    with open(descriptor, encoding="utf-8") as file:
+        return file.read()
 
 
 def three_lines(done: subprocess.CompletedProcess[str], code: int) -> str:
