@@ -152,10 +152,10 @@ def _wait_until_up(folder: Path, on_phase: Callable[[str], None]) -> tuple[Head,
         ended = [node for node in nodes if node["role"] == "head" and node["phase"] in (FAILED, ENDED)]
         if head is None and (ended or is_late):
             reasons = [f"{node['host']}: {node['reason'] or node['phase']}" for node in ended]
+            starts = "start `raydebug node` on each host (docs/12); where its job is pending, join when it runs"
             raise RaydebugError(
                 f"no cluster is up in {folder}", cause="; ".join(reasons or [problem]),
-                fix="start its nodes: `raydebug node --folder FOLDER ...` on each host (docs/12); one whose job is"
-                " pending: the same `up --join` again when it runs",
+                fix=f"read the logs in {folder}, and start its nodes again" if ended else starts,
                 code="joined.no-head",
             )  # fmt: skip
         waiting = [f"{node['host']}: {node['phase']}" for node in nodes if node["phase"] != UP]
