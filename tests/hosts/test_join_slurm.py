@@ -96,7 +96,7 @@ def test_srun_alone_leads_to_the_head(batch: tuple[User, str]):
         assert_token_is_hidden(user.world, token)
         with user.running("--", "python", "several.py", "stop", "n3"):
             (pause,) = user.pauses(1)
-            user.world.send_to("login", lambda argv: argv[0] == "srun" and "raydebug.cluster.reach" in argv)
+            user.world.send_to("login", lambda argv: argv[0] == "srun" and "raydebug.cluster.connection" in argv)
             assert [one["id"] for one in user.pauses(1)] == [pause["id"]]
 
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from raydebug.cluster.on_nodes import MARK
+from raydebug.cluster.joined_job import MARK
 
 HEAD = {"node_id": "n1", "node_ip": "127.0.0.1", "state": "ALIVE", "is_head_node": True, "resources_total": {}}
 NODE = {

@@ -18,7 +18,7 @@ import pytest
 
 import runs
 from gateway_under_test import open_gateway
-from raydebug.cluster import on_nodes, reach
+from raydebug.cluster import connection, joined_job
 from raydebug.cluster.find import cluster_around_us
 from raydebug.cluster.state import Cluster
 from raydebug.jobs.submit import node_variables
@@ -54,19 +54,19 @@ def error_of(done: subprocess.CompletedProcess[str]) -> list[str]:
 )
 def test_what_a_node_lacks(changed, problem):
     """A node is of use with this raydebug, its hook and debugpy."""
-    assert on_nodes.problem_of({**NODE, **changed}, "0.1.0") == problem
+    assert joined_job.problem_of({**NODE, **changed}, "0.1.0") == problem
 
 
 def test_the_tokens_file(tmp_path):
     """The token's file is its owner's alone, in a folder that is his alone, and goes with the folder."""
     folder = tmp_path / "raydebug-1"
-    facts = on_nodes.look_at_node(str(folder), "t" * 64)
+    facts = joined_job.look_at_node(str(folder), "t" * 64)
     assert "problem" not in facts
     assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "token")] == [0o700, 0o600]
-    assert on_nodes.look_at_node(str(folder), "u" * 64)["python"] == facts["python"]
+    assert joined_job.look_at_node(str(folder), "u" * 64)["python"] == facts["python"]
     assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("token", "u" * 64)]
-    assert on_nodes.leave_node(str(folder)) == {}
-    assert on_nodes.leave_node(str(folder)) == {}  # where two nodes are one host
+    assert joined_job.leave_node(str(folder)) == {}
+    assert joined_job.leave_node(str(folder)) == {}  # where two nodes are one host
     assert not folder.exists()
 
 
@@ -80,16 +80,19 @@ def test_a_folder_that_is_not_private(tmp_path, kind):
     else:
         folder.mkdir()
         folder.chmod(0o755)
-    problem = on_nodes.look_at_node(str(folder), "t" * 64)["problem"]
+    problem = joined_job.look_at_node(str(folder), "t" * 64)["problem"]
     assert "is not a private folder of uid" in problem
     assert not list(folder.iterdir())
 
 
 def test_a_program_on_a_node(tmp_path):
     """The output and the exit code of the node's Python come back; a folder that is not there is named."""
-    ran = on_nodes.run_here(["-c", "import os; print(os.getcwd()); raise SystemExit(3)"], str(tmp_path), 30.0)
+    ran = joined_job.run_here(["-c", "import os; print(os.getcwd()); raise SystemExit(3)"], str(tmp_path), 30.0)
     assert ran == {"code": 3, "output": f"{tmp_path}\n"}
-    assert on_nodes.run_here(["-c", ""], "/nowhere", 30.0) == {"code": 127, "output": "the node has no folder /nowhere"}
+    assert joined_job.run_here(["-c", ""], "/nowhere", 30.0) == {
+        "code": 127,
+        "output": "the node has no folder /nowhere",
+    }
 
 
 class _Echo(socketserver.BaseRequestHandler):
@@ -111,7 +114,7 @@ def test_a_port_through_a_command():
     """Bytes go through a command's stdin and stdout to a port at the far end, and back; connections end with it."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    way = [sys.executable, "-P", "-m", "raydebug.cluster.reach"]
+    way = [sys.executable, "-P", "-m", "raydebug.cluster.connection"]
     with serving(_Echo) as there:
         here = subprocess.Popen([*way, "here", f"{port}={there}", "env", "A=b", *way, "there", "FAR_PORT"])
         try:
@@ -139,14 +142,14 @@ def _connect(port: int) -> socket.socket:
             time.sleep(0.05)
 
 
-THERE = [sys.executable, "-P", "-m", "raydebug.cluster.reach", "there", "FAR_PORT"]
+THERE = [sys.executable, "-P", "-m", "raydebug.cluster.connection", "there", "FAR_PORT"]
 
 
 @pytest.mark.parametrize(
     ("command", "says"),
     [
         (THERE, "is where this connection comes from: nothing else listens there"),
-        (["env", "-u", reach.PORTS_HERE, *THERE], "3 connections at once: does env lead back to this port?"),
+        (["env", "-u", connection.PORTS_HERE, *THERE], "3 connections at once: does env lead back to this port?"),
     ],
     ids=["ours", "another"],
 )
@@ -154,8 +157,8 @@ def test_a_way_that_leads_back(tmp_path, command, says):
     """A command that leads back to its own port does not start processes without end."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    code = "import asyncio, sys; from raydebug.cluster import reach; reach.MOST_AT_ONCE = 3;"
-    code += "asyncio.run(reach.here(sys.argv[1], sys.argv[2:]))"
+    code = "import asyncio, sys; from raydebug.cluster import connection; connection.MOST_AT_ONCE = 3;"
+    code += "asyncio.run(connection.here(sys.argv[1], sys.argv[2:]))"
     log = tmp_path / "log"
     with log.open("wb") as file:
         here = subprocess.Popen([sys.executable, "-P", "-c", code, f"{port}={port}", *command], stderr=file)

@@ -25,7 +25,7 @@ from gateway_under_test import TOKEN, GatewayUnderTest
 from joinable_dashboard import HEAD, NODE, JoinableDashboard
 from raydebug.check.cache import Cache
 from raydebug.check.target import target_of
-from raydebug.cluster import joined, node_jobs, on_nodes, reach, state, tunnel
+from raydebug.cluster import connection, head_requests, joined, joined_job, state, tunnel
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.known_folders import note_shared
 from raydebug.cluster.runner import NodeRunner, run_on_each
@@ -43,7 +43,7 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", TOKEN_PATH):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(node_jobs, "MONITORED_EVERY_S", 0.01)
+    monkeypatch.setattr(head_requests, "MONITORED_EVERY_S", 0.01)
 
 
 @pytest.fixture
@@ -123,15 +123,15 @@ def test_an_answer_that_lies(tmp_path, changed, says):
     cluster = Cluster("x", "1", "joined", tmp_path, tmp_path, "python", {}, 1, 0, "breakpoint", "core", 0.0,
                       remote=Remote("http://head:8265", "", ""))  # fmt: skip
     with pytest.raises(RaydebugError) as raised:
-        node_jobs._read(cluster, "job", json.dumps({**ANSWER, **changed}))
+        head_requests._read(cluster, "job", json.dumps({**ANSWER, **changed}))
     assert (raised.value.code, says in raised.value.cause) == ("joined.bad-answer", True), raised.value
-    assert node_jobs._read(cluster, "job", json.dumps(ANSWER))["ports"] == [1, 2]
+    assert head_requests._read(cluster, "job", json.dumps(ANSWER))["ports"] == [1, 2]
 
 
 def test_half_a_line(dashboard):
     """A line that is being written is read once it is whole; what was printed before it does not matter."""
     cluster = join(dashboard)
-    whole = f"warning{on_nodes.MARK}\n{on_nodes.MARK}{json.dumps({'nodes': [NODE]})}"
+    whole = f"warning{joined_job.MARK}\n{joined_job.MARK}{json.dumps({'nodes': [NODE]})}"
     job = {"submission_id": "raydebug-nodes-1", "status": "RUNNING", "entrypoint": "", "log": whole}
     dashboard.jobs["raydebug-nodes-1"] = job
     asked = len(dashboard.seen)
@@ -143,7 +143,7 @@ def test_half_a_line(dashboard):
 
     thread = threading.Thread(target=finish, daemon=True)
     thread.start()
-    assert node_jobs.wait_for_answer(cluster, "raydebug-nodes-1")["nodes"][0]["ip"] == "127.0.0.1"
+    assert head_requests.wait_for_answer(cluster, "raydebug-nodes-1")["nodes"][0]["ip"] == "127.0.0.1"
     thread.join()
     assert len(dashboard.seen) >= asked + 6
 
@@ -160,10 +160,10 @@ def test_how_the_token_is_sent(dashboard):
 def test_a_log_without_end(dashboard, monkeypatch):
     """A log that somebody has filled is not taken into memory."""
     cluster = join(dashboard)
-    monkeypatch.setattr(node_jobs, "LOG_BYTES", 1 << 20)
+    monkeypatch.setattr(head_requests, "LOG_BYTES", 1 << 20)
     dashboard.jobs["raydebug-nodes-1"] = {"status": "RUNNING", "entrypoint": "", "log": "x" * (2 << 20)}
     with pytest.raises(RaydebugError, match="is too long"):
-        node_jobs.wait_for_answer(cluster, "raydebug-nodes-1")
+        head_requests.wait_for_answer(cluster, "raydebug-nodes-1")
 
 
 # Whose the token is
@@ -264,7 +264,7 @@ def test_ctrl_c_while_joining(dashboard):
     assert (dashboard.jobs, read_record("x")) == ({}, None)
 
 
-LIE = f"{on_nodes.MARK}%s\n"
+LIE = f"{joined_job.MARK}%s\n"
 OLD_PYTHON = "Unknown option: -P\nusage: python [option] ... [-c cmd | -m mod | file | -]\nTry `python -h' for more.\n"
 
 
@@ -362,7 +362,7 @@ def test_a_head_that_was_replaced(dashboard):
 
 def test_what_cannot_be_undone(dashboard, monkeypatch, capsys):
     """Where the network goes while a cluster is joined, the record stays, and `down` ends what was started."""
-    monkeypatch.setattr(node_jobs, "SILENT_S", 0.1)
+    monkeypatch.setattr(head_requests, "SILENT_S", 0.1)
     dashboard.refuse = lambda _: 503 if dashboard.asked else None
     error = refused(dashboard, "ray.refused")
     assert "503" in error.what
@@ -395,7 +395,7 @@ def test_down_on_a_busy_head(dashboard):
     running = {"submission_id": "raydebug-gateway-1", "status": "RUNNING", "entrypoint": ""}
     dashboard.jobs["raydebug-gateway-1"] = running
     dashboard.refuse = lambda what: 500 if what.endswith("/stop") or "GET /api/jobs/r" in what else None
-    assert not node_jobs.stop_job(cluster, "raydebug-gateway-1", limit_s=0.3)
+    assert not head_requests.stop_job(cluster, "raydebug-gateway-1", limit_s=0.3)
 
 
 def test_a_ray_that_now_asks_for_a_token(dashboard, monkeypatch):
@@ -448,7 +448,7 @@ def test_a_folder_of_another_user(tmp_path):
     folder = tmp_path / "raydebug-1"
     folder.mkdir()
     os.chown(folder, 65534, 65534)
-    assert on_nodes.leave_node(str(folder)) == {}
+    assert joined_job.leave_node(str(folder)) == {}
     assert folder.is_dir()
 
 
@@ -473,7 +473,7 @@ def test_nodes_that_lack_something(dashboard):
     asked = joined.asked_at(dashboard.url, "x")
     _, nodes, runs = joined.join(UpOptions(name="x"), asked, None, on_phase=lambda _: None)
     assert not runs
-    assert node_jobs.problems_of(nodes) == ["5 nodes (10.0.0.2, 10.0.0.3, 10.0.0.4, ...): it has no raydebug"]
+    assert head_requests.problems_of(nodes) == ["5 nodes (10.0.0.2, 10.0.0.3, 10.0.0.4, ...): it has no raydebug"]
     again = read_record("x")
     assert again is not None
     assert again.there.prepared == ["n1"]
@@ -524,13 +524,13 @@ def test_check_on_nodes(dashboard):
 def test_a_folder_that_cannot_be_entered(tmp_path):
     """A file where the folder should be is said as what it is."""
     (tmp_path / "file").write_text("")
-    ran = on_nodes.run_here(["-c", ""], str(tmp_path / "file"), 30.0)
+    ran = joined_job.run_here(["-c", ""], str(tmp_path / "file"), 30.0)
     assert ran == {"code": 127, "output": f"the node has no folder {tmp_path / 'file'}"}
 
 
 # The way to the head
 
-THERE = "/opt/python -P -m raydebug.cluster.reach there 5678"
+THERE = "/opt/python -P -m raydebug.cluster.connection there 5678"
 
 
 @pytest.mark.parametrize(
@@ -551,7 +551,7 @@ def test_the_command_of_a_connection(through, command):
     """ssh leads to the gateway's port itself; any other command runs the cluster's Python there."""
     words = command.replace("-J|jump host|head", "-J jump\0host head").split(" ")
     made = tunnel.command_of(through, "/opt/python")
-    assert [word.replace(reach.FAR_PORT, "5678") for word in made] == [word.replace("\0", " ") for word in words]
+    assert [word.replace(connection.FAR_PORT, "5678") for word in made] == [word.replace("\0", " ") for word in words]
 
 
 def test_a_way_that_changes(dashboard):
@@ -687,7 +687,8 @@ def port_through(*argv: str) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     here = subprocess.Popen(
-        [sys.executable, "-P", "-m", "raydebug.cluster.reach", "here", f"{port}=0", *argv], stderr=subprocess.DEVNULL
+        [sys.executable, "-P", "-m", "raydebug.cluster.connection", "here", f"{port}=0", *argv],
+        stderr=subprocess.DEVNULL,
     )
     try:
         while True:
@@ -722,7 +723,7 @@ def test_a_command_that_is_missing():
 
 def test_a_client_that_left(monkeypatch):
     """A command that does not notice the client's end, as over a network that was cut, is ended."""
-    monkeypatch.setattr(reach, "CLIENT_LEFT_S", 0.1)
+    monkeypatch.setattr(connection, "CLIENT_LEFT_S", 0.1)
 
     def sleeps(one: psutil.Process) -> bool:
         with contextlib.suppress(psutil.Error):  # of another test, which has ended
@@ -732,7 +733,7 @@ def test_a_client_that_left(monkeypatch):
     async def check() -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
-        serving = asyncio.create_task(reach.here(f"{port}=0", ["sleep", "3600"]))
+        serving = asyncio.create_task(connection.here(f"{port}=0", ["sleep", "3600"]))
         while True:
             with contextlib.suppress(OSError):
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -760,11 +761,11 @@ def test_a_command_of_another_user(monkeypatch, failure):
         reader.feed_eof()
         server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
         _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        await reach._connect(reader, writer, ["sleep", "1"])
+        await connection._connect(reader, writer, ["sleep", "1"])
         server.close()
 
-    monkeypatch.setattr(reach, "CLIENT_LEFT_S", 0.1)
-    monkeypatch.setattr(reach.os, "kill", refuse)
+    monkeypatch.setattr(connection, "CLIENT_LEFT_S", 0.1)
+    monkeypatch.setattr(connection.os, "kill", refuse)
     asyncio.run(asyncio.wait_for(check(), 60))
 
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import kuberay_schemas
-from raydebug.cluster import on_nodes
+from raydebug.cluster import joined_job
 from raydebug.protocol import variables
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -292,4 +292,4 @@ def test_which_gateway_is_the_pods(change, ports, tmp_path, monkeypatch):
     sent = environ.pop("sent", "")
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    assert on_nodes._ports_beside({"token": sent}) == ports
+    assert joined_job._ports_beside({"token": sent}) == ports

@@ -16,6 +16,8 @@ import pytest
 
 from raydebug.cluster import working_folder
 from raydebug.cluster.dashboard import Dashboard
+from raydebug.cluster.head_requests import submit_request
+from raydebug.cluster.joined_job import run_here
 from raydebug.cluster.known_folders import (
     copies_on,
     note_copy,
@@ -23,8 +25,6 @@ from raydebug.cluster.known_folders import (
     read_known,
     with_local_names,
 )
-from raydebug.cluster.node_jobs import submit_request
-from raydebug.cluster.on_nodes import run_here
 from raydebug.cluster.runner import NodeRunner
 from raydebug.cluster.state import Cluster, Remote
 from raydebug.cluster.working_folder import folder_on_nodes, list_files, pack
@@ -347,7 +347,9 @@ def test_breakpoints_of_a_running_job(cluster, monkeypatch):
     assert [copy_of_jobs(cluster, here, job) for job in ("1", "2", "3", None)] == [THERE, NEWER, NEWER, NEWER]
     assert copy_of_jobs(cluster, Path("/other")) == ""
     asked = []
-    monkeypatch.setattr("raydebug.cluster.node_jobs.ask_nodes", lambda _, request, *more: asked.append(request) or [])
+    monkeypatch.setattr(
+        "raydebug.cluster.head_requests.ask_nodes", lambda _, request, *more: asked.append(request) or []
+    )
     with pytest.raises(RaydebugError):
         NodeRunner(cluster, "127.0.0.1", at=THERE).run_python(["-c", ""], here)
     assert asked[0]["folder"] == THERE

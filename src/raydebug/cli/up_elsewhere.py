@@ -56,7 +56,7 @@ def _join_folder(options: UpOptions, folder: Path, through: str | None, *, as_js
 
 
 def _join_dashboard(options: UpOptions, address: str, through: str | None, *, as_json: bool) -> None:
-    from raydebug.cluster import joined, node_jobs
+    from raydebug.cluster import head_requests, joined
     from raydebug.jobs.submit import node_variables
 
     asked = joined.asked_at(address, options.name)
@@ -70,7 +70,7 @@ def _join_dashboard(options: UpOptions, address: str, through: str | None, *, as
     if was_joined:
         render.say(f"cluster '{options.name}' was joined already; its nodes have what they need:")
     show_cluster(cluster, nodes)
-    for line in node_jobs.problems_of(nodes):
+    for line in head_requests.problems_of(nodes):
         render.say(f"note: no breakpoints on {line}")
     if not cluster.there.asks_token:
         render.say(

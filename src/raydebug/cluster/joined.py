@@ -16,13 +16,10 @@ import psutil
 
 import raydebug
 from raydebug import render
-from raydebug.cluster import audit_log, on_nodes, rendezvous, state
+from raydebug.cluster import audit_log, joined_job, rendezvous, state
 from raydebug.cluster.dashboard import ENDED, Dashboard
 from raydebug.cluster.find import cluster_around_us, cluster_at
-from raydebug.cluster.known_folders import PACKAGE_PREFIX
-from raydebug.cluster.local import supervisor_of
-from raydebug.cluster.locks import only_one
-from raydebug.cluster.node_jobs import (
+from raydebug.cluster.head_requests import (
     COMES_WITHIN_S,
     GATEWAY,
     NODES,
@@ -37,6 +34,9 @@ from raydebug.cluster.node_jobs import (
     submit_request,
     wait_for_answer,
 )
+from raydebug.cluster.known_folders import PACKAGE_PREFIX
+from raydebug.cluster.local import supervisor_of
+from raydebug.cluster.locks import only_one
 from raydebug.cluster.port_owner import is_loopback, uid_behind
 from raydebug.cluster.state import DEFAULT_NAME, Cluster, name_option
 from raydebug.cluster.tunnel import close_way, command_of, far_python, last_said, open_way
@@ -66,7 +66,7 @@ def join(
         on_phase: called with what it does.
 
     Returns:
-        The cluster, its nodes as on_nodes.py describes them, and whether its gateway ran already.
+        The cluster, its nodes as joined_job.py describes them, and whether its gateway ran already.
 
     Raises:
         RaydebugError: it is no cluster that can be joined; the nodes are as before then.
@@ -483,7 +483,7 @@ def _why_not(answer: Answer) -> RaydebugError:
         )
     lines = problems_of(answer["nodes"])
     cause = "; ".join(lines) or "its answer names no head"
-    if any(on_nodes.NO_ANSWER not in one for one in lines):
+    if any(joined_job.NO_ANSWER not in one for one in lines):
         return lacks_raydebug(cause)
     fix = "join again; if it stays so, look at these nodes in Ray's dashboard"
     return RaydebugError("not all nodes have answered", cause=cause, fix=fix, code="joined.no-answer")

@@ -166,8 +166,8 @@ def _run_on_nodes(
     cluster: Cluster, programs: Mapping[str, list[str]], working_dir: Path, timeout_s: float, at: str = ""
 ) -> dict[str, str | RaydebugError]:
     """Run the Python of nodes, by address, in one job of raydebug's own for each NODES_AT_ONCE."""
-    from raydebug.cluster.node_jobs import ANSWER_LIMIT_S, Node, ask_nodes
-    from raydebug.cluster.on_nodes import NO_FOLDER
+    from raydebug.cluster.head_requests import ANSWER_LIMIT_S, Node, ask_nodes
+    from raydebug.cluster.joined_job import NO_FOLDER
     from raydebug.cluster.working_folder import folder_on_nodes
 
     folder = at or folder_on_nodes(cluster, working_dir, as_it_is=False)

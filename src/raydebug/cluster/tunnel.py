@@ -1,6 +1,6 @@
 """The way from this machine to the loopback of a cluster's head: a process that listens here, kept in the record.
 
-It runs a command for each connection (reach.py). With `ssh` that command ends in the port itself; any other
+It runs a command for each connection (connection.py). With `ssh` that command ends in the port itself; any other
 command runs a Python of the cluster's at the far end, as the user that the command leads to.
 """
 
@@ -22,10 +22,10 @@ import psutil
 
 from raydebug import process
 from raydebug.cluster import state
+from raydebug.cluster.connection import FAR_PORT
 from raydebug.cluster.environment import without_slurm
 from raydebug.cluster.local import supervisor_of
 from raydebug.cluster.ray_node import below, last_words
-from raydebug.cluster.reach import FAR_PORT
 from raydebug.cluster.state import Cluster
 from raydebug.cluster.up import choose_ports, choosing_ports, ignore_interrupts, raise_if_interrupted
 from raydebug.errors import RaydebugError, UsageError
@@ -75,7 +75,7 @@ def command_of(through: str, python: str) -> list[str]:
     at = next((number for number, word in enumerate(words) if Path(word).name == "srun"), len(words))
     if at < len(words) and not {"-u", "--unbuffered"} & set(words[at:]):
         words.insert(at + 1, "--unbuffered")
-    return [*words, python, SAFE_PATH, "-m", "raydebug.cluster.reach", "there", FAR_PORT]
+    return [*words, python, SAFE_PATH, "-m", "raydebug.cluster.connection", "there", FAR_PORT]
 
 
 def far_python(through: str) -> str:
@@ -128,7 +128,7 @@ def open_way(cluster: Cluster, asked: Mapping[str, int | None]) -> Cluster:
 def _start(cluster: Cluster) -> Cluster:
     """Start the process that listens on the cluster's ports, and return the cluster, recorded."""
     ways = [f"{cluster.ports[purpose]}={port}" for purpose, port in cluster.there.far.items()]
-    here = [sys.executable, SAFE_PATH, "-m", "raydebug.cluster.reach", "here", ",".join(ways)]
+    here = [sys.executable, SAFE_PATH, "-m", "raydebug.cluster.connection", "here", ",".join(ways)]
     argv = [*here, *command_of(cluster.there.through, cluster.python)]
     with open_private(cluster.folder / LOG, "wb") as log:
         environ = without_slurm(os.environ) if cluster.there.slurm_job else os.environ

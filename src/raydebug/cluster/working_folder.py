@@ -21,8 +21,8 @@ from pathlib import Path
 
 from raydebug import process, render
 from raydebug.cluster.dashboard import Dashboard
+from raydebug.cluster.head_requests import ANSWER_LIMIT_S, ask_nodes
 from raydebug.cluster.known_folders import PACKAGE_PREFIX, note_copy, note_shared, read_known
-from raydebug.cluster.node_jobs import ANSWER_LIMIT_S, ask_nodes
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import state_dir

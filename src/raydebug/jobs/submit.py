@@ -16,9 +16,9 @@ from raydebug import render
 from raydebug.client.breakpoint_specs import resolve_breaks
 from raydebug.client.gateway_client import fetch_dial_address, remove_break, set_breaks
 from raydebug.cluster.dashboard import Dashboard, JobInfo
+from raydebug.cluster.head_requests import COMES_WITHIN_S, stop_job
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.known_folders import copies_on, with_local_names
-from raydebug.cluster.node_jobs import COMES_WITHIN_S, stop_job
 from raydebug.cluster.runner import NodeRunner, Runner
 from raydebug.cluster.state import DEFAULT_NAME, Cluster, without_token
 from raydebug.cluster.up import ignore_interrupts

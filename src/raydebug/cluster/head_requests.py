@@ -1,4 +1,4 @@
-"""Jobs of raydebug's own on a joined cluster: on_nodes.py runs there, its answer is read from the job's log.
+"""Jobs of raydebug's own on a joined cluster: joined_job.py runs there, its answer is read from the job's log.
 
 Others can write there too: the dashboard, every job, every local user of the head (Ray opens its folder of logs to
 all). So the answer may be forged: its form is checked, and it decides nothing that the token does not prove.
@@ -17,8 +17,8 @@ from typing import Annotated, Any, TypedDict
 
 import raydebug
 from raydebug.cluster.dashboard import ENDED, OWN_JOBS, Dashboard
+from raydebug.cluster.joined_job import MARK, NODE_LIMIT_S
 from raydebug.cluster.known_folders import copies_on
-from raydebug.cluster.on_nodes import MARK, NODE_LIMIT_S
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 from raydebug.process import SAFE_PATH, too_old
@@ -49,7 +49,7 @@ Node = TypedDict(
 
 
 class Answer(TypedDict, total=False):
-    """What on_nodes.py prints; `nodes` is always there."""
+    """What joined_job.py prints; `nodes` is always there."""
 
     nodes: list[Node]
     head: str
@@ -65,8 +65,8 @@ def new_id(cluster: Cluster, prefix: str) -> str:
 
 
 def submit_request(cluster: Cluster, job: str, request: Mapping[str, Any]) -> None:
-    """Start on_nodes.py with a request."""
-    argv = [cluster.python, SAFE_PATH, "-m", "raydebug.cluster.on_nodes", json.dumps(request)]
+    """Start joined_job.py with a request."""
+    argv = [cluster.python, SAFE_PATH, "-m", "raydebug.cluster.joined_job", json.dumps(request)]
     begin, folder = "cd /", request["folder"]
     if folder in copies_on(cluster):  # Ray puts it first on PYTHONPATH, also for our own code
         begin += f" && PYTHONPATH=${{PYTHONPATH#{shlex.quote(folder)}}} && export PYTHONPATH=${{PYTHONPATH#:}}"

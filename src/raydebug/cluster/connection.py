@@ -1,7 +1,7 @@
 """A port of this machine whose connections are a command's stdin and stdout: `ssh -W`, `kubectl exec -i POD --`.
 
-    python -m raydebug.cluster.reach here PORT=FAR,... COMMAND...  each connection runs COMMAND, with FAR for FAR_PORT
-    python -m raydebug.cluster.reach there FAR                     the far end: connects to a port of its own loopback
+    python -m raydebug.cluster.connection here PORT=FAR,... COMMAND...   each connection runs COMMAND, FAR for FAR_PORT
+    python -m raydebug.cluster.connection there FAR    the far end: connects to a port of its own loopback
 
 So the gateway listens on loopback of the head, and a user who may log in there reaches it. The port here is for this
 user alone where the machine tells whose a connection is (Linux); else other users reach it too, and have to prove the

@@ -1,4 +1,4 @@
-"""`python -m raydebug.cluster.on_nodes REQUEST`: what raydebug does on the nodes of a joined cluster, as a Ray job.
+"""`python -m raydebug.cluster.joined_job REQUEST`: what raydebug does on the nodes of a joined cluster, as a Ray job.
 
 It runs on the head in the cluster's own Python. Functions that run on the other nodes are sent there by value, because
 this module is __main__, and use the standard library only: a node may have no raydebug. The answer is one line of the
