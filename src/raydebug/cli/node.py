@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from raydebug.cli.options import Debugger
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 
 _Stdin = Annotated[
     str, typer.Argument(metavar="[-]", help="With --join, without a shared folder: read head and token from stdin.")
@@ -58,20 +58,11 @@ def node(
     """
     from raydebug.cluster.node import NodeOptions, run
     from raydebug.cluster.private_folders import remove_private
-    from raydebug.errors import UsageError
     from raydebug.settings.debugger import choose_mode
 
     if head and join:
         raise UsageError("a node is either the head or not", cause="--head and --join are both given", fix="choose one")
-    if (stdin, join, folder is None) not in (("-", True, True), ("", join, False)):
-        raise UsageError(
-            "nothing says where the other nodes are", cause="a node takes --folder FOLDER, or --join -",
-            fix="raydebug node --folder FOLDER --head on one host, and --join on each of the others",
-        )  # fmt: skip
-    if folder is None:
-        from raydebug.cluster.rendezvous import take_copy
-
-        folder = take_copy(sys.stdin.read())
+    folder = _folder(stdin, folder, is_joining=join)
     options = NodeOptions(
         folder=folder, head=True if head else False if join else None, nodes=nodes, cpus=cpus, gpus=gpus,
         interface=interface, ports=ports, patience_s=patience, debugger=choose_mode(debugger, os.environ)[0],
@@ -81,13 +72,34 @@ def node(
     finally:
         if stdin:
             remove_private(folder)
+    _end(failure, folder, is_head=was_head)
+
+
+def _folder(stdin: str, folder: Path | None, *, is_joining: bool) -> Path:
+    """Return the folder of the cluster; of one that comes on standard input a copy, held by this process."""
+    if (stdin, is_joining, folder is None) == ("-", True, True):
+        from raydebug.cluster.node import hold
+        from raydebug.cluster.rendezvous import take_copy
+
+        folder = take_copy(sys.stdin.read())
+        hold(folder)
+    elif stdin or folder is None:
+        raise UsageError(
+            "nothing says where the other nodes are", cause="a node takes --folder FOLDER, or --join -",
+            fix="raydebug node --folder FOLDER --head on one host, and --join on each of the others",
+            code="node.role",
+        )  # fmt: skip
+    return folder
+
+
+def _end(failure: str | None, folder: Path, *, is_head: bool) -> NoReturn:
+    """End the program as launchers take it: they end all nodes with one that fails (srun --kill-on-bad-exit)."""
     if failure:
         error = RaydebugError(
             "this node has ended", cause=failure, fix=f"read the logs in {folder}, and start the cluster again",
             code="node.ended",
         )  # fmt: skip
-        if was_head:
+        if is_head:
             raise error
         typer.echo(str(error), err=True)
-    # A launcher ends all nodes with one that fails (srun --kill-on-bad-exit): with the head, and with no other node.
-    raise typer.Exit(Exit.FAILED if was_head else Exit.OK)
+    raise typer.Exit(Exit.FAILED if is_head else Exit.OK)
