@@ -288,13 +288,9 @@ def judge_reward(tried: Mapping[str, Any], keys: Mapping[str, str]) -> Iterator[
 
 
 def _import(failure: Mapping[str, str], where: str) -> Finding:
-    missing = failure["message"].partition("'")[2].partition("'")[0] if failure["type"] == "ModuleNotFoundError" else ""
-    return finding(
-        "data.reward-import",
-        where=where,
-        failure=failure,
-        fix=f"pip install {missing} in the cluster's environment" if missing else f"fix {failure['where']}",
-    )
+    if failure["type"] == "ModuleNotFoundError" and (package := failure["message"].partition("'")[2].partition("'")[0]):
+        return finding("data.reward-import.package", where=where, failure=failure, package=package)
+    return finding("data.reward-import.code", where=where, failure=failure)
 
 
 def _call(call: Mapping[str, Any], where: str, file_key: str) -> Finding:
@@ -303,13 +299,6 @@ def _call(call: Mapping[str, Any], where: str, file_key: str) -> Finding:
     raised = call["raised"]
     if raised["type"] == "NotImplementedError" and "data_source" in raised["message"]:
         return finding("data.reward-source", call=call, raised=raised, file_key=file_key)
-    unexpected = "unexpected keyword argument" in raised["message"] or "positional argument" in raised["message"]
-    return finding(
-        "data.reward-raises",
-        where=where,
-        call=call,
-        raised=raised,
-        fix="verl calls it with data_source, solution_str, ground_truth and extra_info by name; take **kwargs as well"
-        if unexpected
-        else f"fix {raised['where']}: answers of a model can be anything, the empty one too",
-    )
+    is_call = "unexpected keyword argument" in raised["message"] or "positional argument" in raised["message"]
+    case = "arguments" if is_call else "answer"
+    return finding(f"data.reward-raises.{case}", where=where, call=call, raised=raised)

@@ -126,7 +126,13 @@ def judge_packages(facts: Mapping[str, Any], *, trainer: str | None, engine: str
         missing.discard("vllm")
     if trainer != "verl":  # what it needs beside these is in no list of raydebug's
         missing &= {"ray", "torch", "transformers"}
-    yield from (_not_there(name, flavour, trainer or "") for name in sorted(missing))
+    who = "verl with vLLM" if trainer == "verl" else trainer
+    for name in sorted(missing):
+        if name == QUEUE:
+            yield finding("env.package-missing.queue", name=name)
+        else:
+            installs = install(name, "" if flavour == "core" else flavour)
+            yield finding("env.package-missing.training", name=name, trainer=who, install=installs)
     if trainer == "verl" and is_on_cpu(facts["variables"]) and "raydebug-cpu" not in has:
         yield finding("env.package-missing.platform", version=__version__)
     if "debugpy" not in has:
@@ -151,19 +157,6 @@ def _missing(has: Mapping[str, str]) -> Iterator[str]:
         yield "vllm"
     if has.get("verl", "").startswith("0.9") and QUEUE not in has:
         yield QUEUE
-
-
-def _not_there(name: str, flavour: str, trainer: str) -> Finding:
-    return finding(
-        "env.package-missing.training",
-        name=name,
-        why=f"a training of verl imports it (plain `pip install verl` leaves {QUEUE} out)"
-        if name == QUEUE
-        else f"a training of {trainer}{(' with vLLM' if trainer == 'verl' else '')} imports it",
-        fix="pip install 'verl[verl-core]'"
-        if name == QUEUE
-        else f"install a flavour that has it: {install(name, '' if flavour == 'core' else flavour)}",
-    )
 
 
 def _clash(name: str, clashes: list[dict[str, str]], has: Mapping[str, str], flavour: str) -> Finding:

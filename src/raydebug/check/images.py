@@ -32,14 +32,8 @@ def judge_rows(config: TrainingConfig, found: Mapping[str, Any]) -> Iterator[Fin
         return
     if "differs" in found:
         row = found["differs"]
-        more = row["placeholders"] > row["images"]
-        yield finding(
-            "data.image-count",
-            row=row,
-            effect="verl ends with 'image_offset ... >= len(images)'"
-            if more
-            else "verl leaves out what no '<image>' names: the model does not see it",
-        )
+        case = "few" if row["placeholders"] > row["images"] else "many"
+        yield finding(f"data.image-count.{case}", row=row)
     if "broken" in found:
         image = found["broken"]
         yield finding("data.image-broken", image=image)
@@ -49,12 +43,10 @@ def judge_processor(facts: Mapping[str, Any], keys: Mapping[str, str]) -> Iterat
     """Return the findings about the processor of a model with a vision tower. Pure."""
     found, path = facts["processor"], facts["path"]
     if found.get("no_torchvision"):
-        yield finding(
-            "model.torchvision",
-            fix=f"pip install 'torchvision=={found['fitting']}' in the cluster's environment"
-            if found.get("fitting")
-            else "install the torchvision of the same release as torch",
-        )
+        if fitting := found.get("fitting"):
+            yield finding("model.torchvision.known", fitting=fitting)
+        else:
+            yield finding("model.torchvision.unknown")
     elif "failed" in found:
         said = found["failed"]
         files = ", ".join(found["files"]) or "none"
