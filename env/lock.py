@@ -29,7 +29,7 @@ RESOLVE_TIMEOUT_S = 900.0
 
 @dataclass(frozen=True)
 class Target:
-    """What a lock is made for: which Pythons, which platform, with raydebug's own dependencies or without."""
+    """What a lock is made for: which Pythons, which platform, with the dependencies of raydebug[cli] or without."""
 
     flavour: str
     python: str
@@ -51,9 +51,10 @@ TARGETS = (
 
 
 def project_dependencies() -> list[str]:
-    """Return raydebug's own dependencies as pyproject.toml states them."""
+    """Return raydebug's own dependencies, with those of the command line, as pyproject.toml states them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [*project["dependencies"], f"python {project['requires-python']}"]
+    of_cli = project["optional-dependencies"]["cli"]
+    return [*project["dependencies"], *of_cli, f"python {project['requires-python']}"]
 
 
 def inputs_of(target: Target) -> list[str]:
@@ -112,7 +113,7 @@ def resolve(target: Target, options: tuple[str, ...], draft: Path) -> str:
     argv = [
         os.environ.get("RAYDEBUG_UV", "uv"),
         *("--config-file", str(ENV / "uv.toml"), "pip", "compile", "--quiet"),
-        *(["pyproject.toml"] if target.with_project else []),
+        *(["pyproject.toml", "--extra", "cli"] if target.with_project else []),
         f"env/{target.flavour}.in",
         *(["--override", str(overrides)] if overrides.exists() else []),
         *(cpu_torch_options() if target.cpu_torch else []),

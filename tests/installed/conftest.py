@@ -27,19 +27,19 @@ def uv() -> str:
 def environment(uv: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Make an environment with a file of dist/ in it, and return its folder of programs."""
 
-    def make(python: str, kind: str, *, with_ray: bool) -> Path:
+    def make(python: str, kind: str, *, with_ray: bool = False, extra: str = "cli") -> Path:
         (file,) = (ROOT / "dist").glob({"wheel": "raydebug-*.whl", "sdist": "raydebug-*.tar.gz"}[kind])
         folder = tmp_path_factory.mktemp("installed") / "env"
         if python not in PYTHONS:
             pytest.skip(f"there is no Python {python} here, neither on the PATH nor among pyenv's")
         subprocess.run([uv, "venv", "--quiet", "--python", PYTHONS[python], str(folder)], check=True)
         install = [uv, "pip", "install", "--quiet", "--python", str(folder / "bin" / "python")]
-        if with_ray:
+        if with_ray:  # all of the flavour core
             subprocess.run([*install, "--require-hashes", "-r", str(ROOT / "env" / "core.lock")], check=True)
-        # The sdist is built with hatchling as locked; without Ray the versions are the lock's too.
+        # The sdist is built with hatchling as locked; the versions are the lock's too.
         options = ["--no-deps"] if with_ray else ["--constraints", str(ROOT / "env" / "core.lock")]
         options += ["--build-constraints", str(ROOT / "env" / "dev.lock")]
-        subprocess.run([*install, *options, str(file)], check=True)
+        subprocess.run([*install, *options, f"{file}[{extra}]" if extra else str(file)], check=True)
         return folder / "bin"
 
     return make

@@ -126,8 +126,8 @@ def test_the_first_run(installed: Installed, cluster: str) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"] if LONG else ["3.12"])
 def test_without_ray(environment: Callable[..., Path], folder: Path, python: str) -> None:
-    """The wheel alone, without Ray and torch, reads logs and snapshots; `up` says how to get Ray."""
-    bare = Installed(environment(python, "wheel", with_ray=False), folder)
+    """The command line, without Ray and torch, reads logs and snapshots; `up` says how to get Ray."""
+    bare = Installed(environment(python, "wheel"), folder)
     assert "nccl-init-failure" in bare("diagnose", str(LOG), code=1)
     saved = snapshot_files.write(folder, snapshot_files.crashed_reward())
     assert "reward" in bare("open", str(saved), "-x", "w")

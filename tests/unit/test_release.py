@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tomllib
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import raydebug
+from raydebug.cli import OF_CLI
 from raydebug.settings import flavours
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,11 +107,19 @@ def test_version_has_one_source() -> None:
     assert headings[0].startswith(("## [Unreleased]", f"## [{raydebug.__version__}]"))
 
 
-def test_the_extra_has_the_tested_range() -> None:
+def test_the_wheel_has_the_tested_ranges() -> None:
     """`pip install 'raydebug[ray]'` takes the versions that `check env` calls tested."""
-    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["ray"]
-    wanted = []
-    for name, package in (("ray[default]", "ray"), ("debugpy", "debugpy")):
-        oldest, newest = flavours.tested_range(package)
-        wanted.append(f"{name}>={oldest},<={newest}")
-    assert extra == wanted
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for line in (*project["dependencies"], *project["optional-dependencies"]["ray"]):
+        name = re.split(r"[\[>]", line)[0]
+        if name in ("ray", "debugpy"):
+            oldest, newest = flavours.tested_range(name)
+            assert line.endswith(f">={oldest},<={newest}")
+
+
+def test_the_command_line_knows_its_packages() -> None:
+    """Each package of raydebug[cli] is among those whose absence the command explains, by the name of its module."""
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["cli"]
+    modules = {"prompt-toolkit": "prompt_toolkit", "pyyaml": "yaml", "nvidia-ml-py": "pynvml", "google-re2": "re2"}
+    packages = [re.split(r"[>=<]", line)[0] for line in extra]
+    assert {modules.get(name, name) for name in packages} == set(OF_CLI)

@@ -9,6 +9,12 @@ import sys
 from raydebug import render
 from raydebug.errors import Exit, RaydebugError, UsageError
 
+# The modules of the extra raydebug[cli]; each is imported where it is used.
+OF_CLI = (
+    *("typer", "rich", "prompt_toolkit", "pygments", "httpx", "websockets", "yaml", "platformdirs", "psutil"),
+    *("pynvml", "re2", "docker"),
+)
+
 
 def main() -> None:
     """Run `raydebug` and exit; every failure that a user can act on becomes three lines."""
@@ -68,6 +74,15 @@ def _code_of(error: Exception, *, debug: bool, as_json: bool) -> int:
         return Exit.INTERRUPTED
     if kind == "Exit":
         return int(getattr(error, "exit_code", Exit.OK))
+    if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in OF_CLI:
+        missing = UsageError(
+            "the command line of raydebug is not installed here",
+            cause=f"{sys.executable} has no module '{error.name}'; the wheel alone has what a training needs",
+            fix=f"{sys.executable} -m pip install 'raydebug[cli]'; or beside it: uv tool install 'raydebug[cli]'",
+            code="cli.missing",
+        )
+        render.error(missing, as_json=as_json)
+        return Exit.USAGE
     say = getattr(error, "format_message", None)
     if say is not None:
         context = getattr(error, "ctx", None)

@@ -32,6 +32,9 @@ _Interface = Annotated[
 _Ports = Annotated[
     str | None, typer.Option(help="Use no other ports, where a firewall is between the nodes.", metavar="A-B")
 ]
+_Python = Annotated[
+    str | None, typer.Option(help="Interpreter that Ray runs in. Default: as for `up`.", metavar="PATH")
+]
 _Patience = Annotated[float, typer.Option(help="Seconds to wait for the head.", min=0, metavar="S")]
 
 
@@ -45,6 +48,7 @@ def node(
     gpus: _Gpus = None,
     interface: _Interface = None,
     ports: _Ports = None,
+    python: _Python = None,
     patience: _Patience = 300.0,
     debugger: Debugger = None,
 ) -> None:
@@ -66,6 +70,7 @@ def node(
     options = NodeOptions(
         folder=folder, head=True if head else False if join else None, nodes=nodes, cpus=cpus, gpus=gpus,
         interface=interface, ports=ports, patience_s=patience, debugger=choose_mode(debugger, os.environ)[0],
+        python=python,
     )  # fmt: skip
     try:
         failure, was_head = run(options)

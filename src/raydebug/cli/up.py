@@ -44,7 +44,14 @@ _Cpus = Annotated[
     int | None,
     typer.Option(help="Logical CPUs of a node (default: 16, the machine's, or more for GPUs).", min=1, metavar="N"),
 ]
-_Python = Annotated[str | None, typer.Option(help="local: interpreter whose environment Ray runs in.", metavar="PATH")]
+_Python = Annotated[
+    str | None,
+    typer.Option(
+        help="local: interpreter that Ray runs in. Default: the shell's `python` if it has Ray and raydebug, else"
+        " raydebug's own.",
+        metavar="PATH",
+    ),
+]
 _Yes = Annotated[
     bool, typer.Option("--yes", help="compose: merge the project's own compose file, whatever it asks for.")
 ]

@@ -41,18 +41,22 @@ class Gpu:
 
 
 def list_gpus() -> tuple[list[Gpu], str | None]:
-    """Return the GPUs in the driver's order, and why it lists none: NO_DRIVER, its own error, or that it is silent."""
+    """Return the GPUs in the driver's order, and why it lists none: NO_DRIVER, its own error, or that it is silent.
+
+    Raises:
+        ModuleNotFoundError: nvidia-ml-py is not installed, which comes with raydebug[cli].
+    """
+    import pynvml  # 5 ms that most commands need not pay
+
     answers: list[tuple[list[Gpu], str | None]] = []
-    asking = threading.Thread(target=lambda: answers.append(_ask_driver()), daemon=True)
+    asking = threading.Thread(target=lambda: answers.append(_ask_driver(pynvml)), daemon=True)
     asking.start()
     asking.join(TIMEOUT_S)
     return answers[0] if answers else ([], f"no answer within {TIMEOUT_S:.0f} s")
 
 
-def _ask_driver() -> tuple[list[Gpu], str | None]:
+def _ask_driver(pynvml: Any) -> tuple[list[Gpu], str | None]:
     try:
-        import pynvml  # 5 ms that most commands need not pay
-
         pynvml.nvmlInit()
         try:
             driver = str(pynvml.nvmlSystemGetDriverVersion())
@@ -60,7 +64,7 @@ def _ask_driver() -> tuple[list[Gpu], str | None]:
             return [_describe(pynvml, handle, driver) for handle in handles], None
         finally:
             pynvml.nvmlShutdown()
-    except Exception as failure:  # noqa: BLE001 - the driver's error; or that of a package too old, or missing
+    except Exception as failure:  # noqa: BLE001 - the driver's error; or that of a package too old
         return [], str(failure) or type(failure).__name__
 
 

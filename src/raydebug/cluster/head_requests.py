@@ -166,7 +166,7 @@ def lacks_raydebug(cause: str) -> RaydebugError:
     return RaydebugError(
         "raydebug is not usable in the Python of all nodes",
         cause=cause,
-        fix=f"install it on all nodes, Python 3.11 or later; in an image: RUN pip install raydebug=={version} debugpy",
+        fix=f"install it on all nodes, Python 3.11 or later; in an image: RUN pip install raydebug=={version}",
         code="joined.no-raydebug",
     )
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.metadata
 import os
 import re
 import signal
 import socket
-import sys
 import tempfile
 import time
 import traceback
@@ -27,13 +25,14 @@ import psutil
 
 from raydebug.cluster import private_folders, rendezvous, state
 from raydebug.cluster.environment import choose_gpus, cluster_environment, cpus_for, start_environment
+from raydebug.cluster.interpreter import find_interpreter, probe_environment
 from raydebug.cluster.keeper import POLL_S, REAP_PERIOD_S, Keeper, adopt_orphans, end_descendants, end_with_parent, log
 from raydebug.cluster.rendezvous import ENDED, FAILED, LOCAL_DISK, Head, NodeState
 from raydebug.cluster.up import PURPOSES, choose_ports
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol import variables
 from raydebug.settings.files import open_private
-from raydebug.settings.flavours import flavour_here, flavour_variables
+from raydebug.settings.flavours import flavour_variables
 
 PATIENCE_S = 300.0  # for the head: a launcher may start it later, on a slower disk
 CONNECT_TIMEOUT_S = 3.0
@@ -62,6 +61,7 @@ class NodeOptions:
         ports: `FIRST-LAST`, the only ports that are used.
         patience_s: how long to wait for the head.
         debugger: mode of the cluster; the head's counts.
+        python: the interpreter whose environment Ray runs in; None for find_interpreter's.
     """
 
     folder: Path
@@ -73,6 +73,7 @@ class NodeOptions:
     ports: str | None = None
     patience_s: float = PATIENCE_S
     debugger: str = "breakpoint"
+    python: str | None = None
 
 
 class Stop:
@@ -315,6 +316,8 @@ def _plan(options: NodeOptions, folder: Path, temp_dir: Path, host: str, head: H
     # srun says from where it was called, as the nodes see that host; in a batch script that is the first of them.
     peers = [head["ip"]] if head else [os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ANYWHERE), host, ANYWHERE]
     ip = address_toward(peers, options.interface)
+    python = find_interpreter(options.python)
+    environment = probe_environment(python)
     gpus = choose_gpus(options.gpus, os.environ)
     cpus = options.cpus or cpus_for(gpus)
     first, middle, last = _block(options.ports, cpus)
@@ -323,8 +326,8 @@ def _plan(options: NodeOptions, folder: Path, temp_dir: Path, host: str, head: H
     ports = choose_ports({"dashboard": 0, "gateway": 0}, {}, (), OF_NODES if head else PURPOSES, within)
     cluster = state.Cluster(
         name=state.DEFAULT_NAME, id=head["id"] if head else uuid.uuid4().hex, kind="node", folder=folder,
-        temp_dir=temp_dir, python=sys.executable, cpus=cpus, gpus=gpus,
-        debugger=head["debugger"] if head else options.debugger, flavour=flavour_here(), created=time.time(),
+        temp_dir=temp_dir, python=python, cpus=cpus, gpus=gpus,
+        debugger=head["debugger"] if head else options.debugger, flavour=environment.flavour, created=time.time(),
         ports={"dial": 0, **ports, **block},
     )  # fmt: skip
     if head is not None:
@@ -334,13 +337,13 @@ def _plan(options: NodeOptions, folder: Path, temp_dir: Path, host: str, head: H
     own = Head(
         id=cluster.id, host=host, ip=ip, gcs=f"{ip}:{cluster.ports['gcs']}", dial=f"{ip}:{cluster.ports['dial']}",
         client_port=cluster.ports["gateway"], dashboard_port=cluster.ports["dashboard"], temp_dir=str(temp_dir),
-        python=sys.executable, ray=importlib.metadata.version("ray"), flavour=cluster.flavour, gpus=gpus,
+        python=python, ray=environment.ray, flavour=cluster.flavour, gpus=gpus,
         debugger=cluster.debugger, nodes=options.nodes or int(os.environ.get("SLURM_STEP_NUM_NODES", 1)),
         life=life_of(os.environ),
     )  # fmt: skip
     if problem := rendezvous.what_is_wrong(own):  # else nobody could read it, which is noticed minutes later
         raise UsageError(
-            "this node cannot be a head", cause=f"{problem}; its Python is {sys.executable}",
+            "this node cannot be a head", cause=f"{problem}; its Python is {python}",
             fix="run raydebug in an environment whose path has only letters of ASCII, digits and ./+@-_",
             code="node.head",
         )  # fmt: skip

@@ -46,7 +46,7 @@ MODEL_RULES = (
 
 @dataclass(frozen=True)
 class Build:
-    """Something tiny to be made before the training starts, by `raydebug tiny WHAT TARGET` with the options `like`."""
+    """Something tiny to be made before the training starts, by `raydebug.tiny WHAT TARGET` with the options `like`."""
 
     what: str
     target: Path
@@ -56,14 +56,13 @@ class Build:
         """Make it, in a process of its own, unless it is there.
 
         Raises:
-            RaydebugError: it could not be made; in the words of `raydebug tiny`.
+            RaydebugError: it could not be made; in the words of `raydebug.tiny`.
         """
         if self.target.exists():
             return
         self.target.parent.mkdir(parents=True, exist_ok=True)
         hide_from_git(self.target.parent.parent)
-        argv = [sys.executable, SAFE_PATH, "-m", "raydebug", "tiny", self.what, str(self.target)]
-        argv += [*self.like, "--json"]
+        argv = [sys.executable, SAFE_PATH, "-m", "raydebug.tiny", self.what, str(self.target), *self.like]
         # Without our variables: no breakpoint and no profile of the job concerns the making.
         plain = {name: value for name, value in environ.items() if not name.startswith("RAYDEBUG_")}
         try:
@@ -82,7 +81,7 @@ def hide_from_git(ours: Path) -> None:
 
 
 def _as_said(failure: process.CommandFailed) -> RaydebugError:
-    """Return the error that `raydebug tiny --json` printed."""
+    """Return the error that `raydebug.tiny` printed."""
     for line in failure.output.splitlines():
         try:
             return RaydebugError.of_json(json.loads(line))

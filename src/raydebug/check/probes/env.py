@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import resource
 import shutil
 import site
 import socket
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -35,6 +37,7 @@ VARIABLES = (
 PREFIXES = ("VLLM_", "NCCL_", "GLOO_", "CUDA_", "HF_HUB_", "RAY_DEBUG", "VERL_", "PYTORCH_")
 _LEAST = re.compile(r" ?\(?>= ?(\d+(?:\.\d+)*)\)?")
 _RELEASE = re.compile(r"\d+(?:\.\d+)*")
+SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface, in a sockaddr_in behind its name
 SMI_TIMEOUT_S = 20.0  # without persistence mode the driver loads first
 GPU_FIELDS = "index,name,driver_version,compute_cap,memory.total,memory.used,uuid"
 
@@ -267,12 +270,14 @@ def _interface_to(head: str | None) -> str | None:
     """Return the network interface that leads to an address, by the address that this machine would send from."""
     if not head:
         return None
-    import psutil  # 20 ms
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one, contextlib.suppress(OSError):
         one.connect((head, 9))  # of UDP: nothing is sent
-        own = one.getsockname()[0]
-        return next((name for name, has in psutil.net_if_addrs().items() if own in [it.address for it in has]), None)
+        own = socket.inet_aton(one.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has no address
+                request = fcntl.ioctl(one, SIOCGIFADDR, struct.pack("256s", name.encode()))
+                if request[20:24] == own:
+                    return name
     return None
 
 
