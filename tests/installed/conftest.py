@@ -38,7 +38,7 @@ def environment(uv: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
             subprocess.run([*install, "--require-hashes", "-r", str(ROOT / "env" / "core.lock")], check=True)
         # The sdist is built with hatchling as locked; the versions are the lock's too.
         options = ["--no-deps"] if with_ray else ["--constraints", str(ROOT / "env" / "core.lock")]
-        options += ["--build-constraints", str(ROOT / "env" / "dev.lock")]
+        options += ["--build-constraints", str(ROOT / "env" / "dev.lock"), "--compile-bytecode"]
         subprocess.run([*install, *options, f"{file}[{extra}]" if extra else str(file)], check=True)
         return folder / "bin"
 
