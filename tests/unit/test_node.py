@@ -17,6 +17,7 @@ import pytest
 
 from raydebug.cluster import node, rendezvous, state
 from raydebug.cluster.environment import ray_command
+from raydebug.cluster.interpreter import Environment
 from raydebug.cluster.node import NodeOptions, Stop
 from raydebug.errors import RaydebugError
 
@@ -381,7 +382,8 @@ def test_error_that_nobody_expects(folder: Path):
 
 def test_python_whose_path_nobody_could_read(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """A head whose Python no other node would accept says so before it starts anything."""
-    monkeypatch.setattr(sys, "executable", "/home/me/my env/bin/python")
+    monkeypatch.setattr(node, "find_interpreter", lambda _: "/home/me/my env/bin/python")
+    monkeypatch.setattr(node, "probe_environment", lambda _: Environment("core", "2.60.0"))
     with pytest.raises(RaydebugError, match="this node cannot be a head") as raised:
         node._plan(NodeOptions(folder, interface="lo"), folder, Path("/tmp/rd-x"), "n1", None, Stop())
     assert raised.value.cause == "its python has the wrong form; its Python is /home/me/my env/bin/python"
