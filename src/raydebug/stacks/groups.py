@@ -105,12 +105,12 @@ def is_idle_server(frames: Sequence[StackFrame]) -> bool:
 
 def group(processes: Iterable[ListedStacks]) -> list[StackGroup]:
     """Return the groups of the processes that answered and are not idle, outliers first, then by role."""
-    found: dict[tuple[str, object], list[ListedStacks]] = {}
+    by_stack: dict[tuple[str, object], list[ListedStacks]] = {}
     for process in processes:
         if process["threads"] and not is_idle(process):
-            found.setdefault((process["role"], _key(active_frames(process))), []).append(process)
+            by_stack.setdefault((process["role"], _key(active_frames(process))), []).append(process)
     sizes: dict[str, int] = {}
-    for (role, _), members in found.items():
+    for (role, _), members in by_stack.items():
         sizes[role] = sizes.get(role, 0) + len(members)
     groups: list[StackGroup] = [
         {
@@ -120,7 +120,7 @@ def group(processes: Iterable[ListedStacks]) -> list[StackGroup]:
             "frames": active_frames(members[0]),
             "outlier": len(members) < OUTLIER_BELOW * sizes[role],
         }
-        for (role, _), members in found.items()
+        for (role, _), members in by_stack.items()
     ]
     return sorted(groups, key=lambda one: (not one["outlier"], one["role"], one["ranks"], one["pids"]))
 

@@ -91,16 +91,16 @@ class Progress:
 
     def _take_words(self, words: Words, now: float, *, moves: bool) -> None:
         before_step, before = self._work
-        step = max((said["step"] for said in words.values() if "step" in said), default=before_step)
+        step = max((own["step"] for own in words.values() if "step" in own), default=before_step)
         work = {
-            instance: (said.get("ended", 0), sum(request.get("tokens", 0) for request in said.get("requests", [])))
-            for instance, said in words.items()
+            instance: (own.get("ended", 0), sum(request.get("tokens", 0) for request in own.get("requests", [])))
+            for instance, own in words.items()
         }
         # A process may miss a look: what it said before counts.
         goes_on = any(before.get(instance, done) != done for instance, done in work.items())
         self._work = step, {**before, **work}
-        starts = any(said.get("starting") for said in words.values())
-        in_users_code = any(said.get("rewards") or said.get("samples") for said in words.values())
+        starts = any(own.get("starting") for own in words.values())
+        in_users_code = any(own.get("rewards") or own.get("samples") for own in words.values())
         works = moves and not in_users_code
         if before_step not in (None, step) or (starts and works):
             self._note_progress(now)

@@ -85,12 +85,12 @@ def _role(one: Answer) -> str:
 
 
 def _team(members: Sequence[Answer]) -> Team | None:
-    said = {process["answer"]["rank"]: process["answer"] for process in members if process["answer"]}
+    times_of = {process["answer"]["rank"]: process["answer"] for process in members if process["answer"]}
     answers = {process["answer"]["rank"]: process for process in members if process["answer"]}
-    if len(said) != len(members) or len(said) < 2:  # two trainings of one role cannot be told apart
+    if len(times_of) != len(members) or len(times_of) < 2:  # two trainings of one role cannot be told apart
         return None
     at: dict[tuple[tuple[object, ...], int, str], dict[int, float]] = defaultdict(dict)
-    for rank, times in said.items():
+    for rank, times in times_of.items():
         for group in times.get("groups", []):
             ranks = group.get("name"), group.get("backend"), *group.get("ranks", [])
             for seq, op, at_ns in zip(
@@ -101,7 +101,7 @@ def _team(members: Sequence[Answer]) -> Team | None:
     ahead = _clocks({rank: str(one["process"]["ip"]) for rank, one in answers.items()}, [each for _, each in whole])
     same = [(what, {rank: moment - ahead[rank] for rank, moment in each.items()}) for what, each in whole]
     calls = _late_calls(sorted(same, key=lambda one: max(one[1].values())))
-    now_s = statistics.median(times.get("now_ns", 0) / 1e9 - ahead[rank] for rank, times in said.items())
+    now_s = statistics.median(times.get("now_ns", 0) / 1e9 - ahead[rank] for rank, times in times_of.items())
     age_s = now_s - calls[-1].at_s if calls else math.inf
     return Team(members[0]["process"]["job"], _role(members[0]), answers, calls, age_s)
 
@@ -124,16 +124,16 @@ def _clocks(nodes: Mapping[int, str], calls: Sequence[Mapping[int, float]]) -> d
 
 def _late_calls(calls: Sequence[tuple[str, Mapping[int, float]]]) -> list[LateCall]:
     released: dict[int, float] = {}  # when each rank could go on after the collective before
-    found, before_s = [], math.nan
+    late_calls, before_s = [], math.nan
     for what, at in calls:
         *_, second, last = sorted(at, key=lambda rank: at[rank])
         if last in released and second in released:
             own = [max(0.0, at[rank] - released[rank]) for rank in (second, last)]
             cost_s = 0.0 if _ONE_SIDED.search(what) else max(0.0, min(at[last] - at[second], own[1] - own[0]))
-            found.append(LateCall(at[last], at[last] - before_s, last, cost_s, what))
+            late_calls.append(LateCall(at[last], at[last] - before_s, last, cost_s, what))
         before_s = at[last]
         released.update(dict.fromkeys(at, before_s))
-    return found
+    return late_calls
 
 
 def find_slow(team: Team, step_ends: Sequence[float] | None = None) -> SlowRank | None:

@@ -43,12 +43,12 @@ LONGER = 1.2
 
 def slow_verdicts(cluster: Cluster, job: str | None) -> dict[str | None, Verdict]:
     """Return a verdict for each job (None: of all) that goes on and has a slow rank; none without a gateway."""
-    found: dict[str | None, Verdict] = {}
+    verdicts: dict[str | None, Verdict] = {}
     with contextlib.suppress(RaydebugError):
         for team in find_teams(_ask(cluster, ONCE_S, job=job)):
             if team.goes_on() and (slow := find_slow(team)) is not None:
-                found[team.job] = slow.verdict(find_cause(cluster, slow))
-    return found
+                verdicts[team.job] = slow.verdict(find_cause(cluster, slow))
+    return verdicts
 
 
 def _ask(cluster: Cluster, last_s: float, **which: Any) -> Sequence[Answer]:
@@ -152,10 +152,10 @@ def describe_cause(
         after: what each rank had used some seconds later.
         gpus: of its node that are slowed down (cluster/gpus.py).
     """
-    said = [f"it is in phase {phase}"] if phase else []
+    parts = [f"it is in phase {phase}"] if phase else []
     total = f"{places.total()} looks"
-    said += [f"it was at {where} in {looks} of {total}" for where, looks in places.most_common(1)]
-    said += [f"GPU {gpu['index']} of its node is slowed down: {', '.join(gpu['slowed_by'])}" for gpu in gpus]
+    parts += [f"it was at {where} in {looks} of {total}" for where, looks in places.most_common(1)]
+    parts += [f"GPU {gpu['index']} of its node is slowed down: {', '.join(gpu['slowed_by'])}" for gpu in gpus]
 
     def used(name: str) -> tuple[float, list[float]]:
         """Return how much of something the slow rank has used meanwhile, and the others."""
@@ -166,19 +166,19 @@ def describe_cause(
     if rank in both and len(both) > 1:
         took_s = used("now_ns")[0] / 1e9 or 1.0
         cpu_s, others_s = used("cpu_s")
-        said.append(f"it uses {cpu_s / took_s:.1f} CPUs, the others {statistics.median(others_s) / took_s:.1f}")
+        parts.append(f"it uses {cpu_s / took_s:.1f} CPUs, the others {statistics.median(others_s) / took_s:.1f}")
         times, others = used("collections")
         if times > max(others) + 1:
-            said.append(f"Python's garbage collector went over all of its objects {times:.0f} times meanwhile, over"
+            parts.append(f"Python's garbage collector went over all of its objects {times:.0f} times meanwhile, over"
                         f" those of another rank {max(others):.0f} times at most")  # fmt: skip
         size, others = used("disk_bytes")
         if size > max(DISK_BYTES, DISK_TIMES * max(others)):
-            said.append(f"it has read {size / 2**20:.0f} MiB from a disk meanwhile, another rank"
+            parts.append(f"it has read {size / 2**20:.0f} MiB from a disk meanwhile, another rank"
                         f" {max(others) / 2**20:.0f} MiB at most")  # fmt: skip
     node = after.get(rank, {})
     if node.get("load", 0.0) > BUSY * node.get("cpus", 1):
-        said.append(f"its node is busy: a load of {node['load']:.0f} on {node['cpus']} CPUs")
-    return "; ".join(said)
+        parts.append(f"its node is busy: a load of {node['load']:.0f} on {node['cpus']} CPUs")
+    return "; ".join(parts)
 
 
 def longer_batch(metrics: Mapping[str, float]) -> str:

@@ -96,7 +96,9 @@ def _run_spy(pid: int, *, native: bool) -> Seen:
         reader = owner = os.geteuid()
         with contextlib.suppress(OSError):  # it has ended
             owner = Path(f"/proc/{pid}").stat().st_uid
-        return explain(owner, reader, _ptrace_scope(), may_trace=_may_trace())
+        capabilities = Path("/proc/self/status").read_text(encoding="utf-8").partition("CapEff:")[2].split()[0]
+        may_trace = bool(int(capabilities, 16) >> SYS_PTRACE & 1)
+        return explain(owner, reader, _ptrace_scope(), may_trace=may_trace)
     found = sorted(map(_describe, threads), key=lambda one: (not one.get("gil"), one["name"] != "MainThread"))
     return {"threads": found, "title": title.decode(errors="replace")}
 
@@ -140,11 +142,6 @@ def _ptrace_scope() -> int:
         return int(YAMA.read_text(encoding="ascii"))
     except (OSError, ValueError):
         return 0
-
-
-def _may_trace() -> bool:
-    text = Path("/proc/self/status").read_text(encoding="utf-8")
-    return bool(int(text.partition("CapEff:")[2].split()[0], 16) >> SYS_PTRACE & 1)
 
 
 if __name__ == "__main__":

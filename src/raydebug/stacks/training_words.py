@@ -37,9 +37,9 @@ def fetch_words(cluster: Cluster, job: str | None, processes: Sequence[ListedSta
         answers = ask_processes(cluster, TRAINING, body, job=job, timeout_s=TIMEOUT_S)
     except RaydebugError:
         return {}
-    found = {answer["instance"]: answer["answer"] for answer in answers if answer["answer"]}
-    join(found, processes, all_said=all(answer["state"] == ANSWERED for answer in answers))
-    return found
+    words = {answer["instance"]: answer["answer"] for answer in answers if answer["answer"]}
+    join(words, processes, all_said=all(answer["state"] == ANSWERED for answer in answers))
+    return words
 
 
 def join(found: Mapping[str, TrainingWords], processes: Sequence[ListedStacks], *, all_said: bool) -> None:
@@ -79,11 +79,11 @@ def _note_lost_samples(found: Mapping[str, TrainingWords], *, all_said: bool) ->
 def describe(found: Mapping[str, TrainingWords], processes: Sequence[ListedStacks]) -> str | None:
     """Return in one line what the training has not finished; None if nothing is known of it."""
     names = {process["instance"]: who(process) for process in processes}
-    said = []
+    parts = []
     if phases := [words for words in found.values() if "phase" in words]:
         trainer = max(phases, key=lambda one: one.get("phase_age_s", 0.0))
         step = f"step {trainer['step']}, " if "step" in trainer else ""
-        said.append(f"{step}phase {trainer['phase']}{for_seconds(trainer.get('phase_age_s'))}")
+        parts.append(f"{step}phase {trainer['phase']}{for_seconds(trainer.get('phase_age_s'))}")
     listed = [sample for words in found.values() for sample in words.get("samples", [])]
     for state in dict.fromkeys(sample.get("state", "?") for sample in listed):
         samples = [sample for sample in listed if sample.get("state") == state]
@@ -93,12 +93,14 @@ def describe(found: Mapping[str, TrainingWords], processes: Sequence[ListedStack
         tool = f", tool {oldest['tool']}" if "tool" in oldest else ""
         url = f" at {oldest['url']}" if "url" in oldest else ""
         many = f"{len(samples)} samples are" if len(samples) > 1 else "one sample is"
-        said.append(f"{many} {state}{for_seconds(oldest.get('age_s'))}: {oldest.get('uid', '?')}{tool}{url}")
+        parts.append(f"{many} {state}{for_seconds(oldest.get('age_s'))}: {oldest.get('uid', '?')}{tool}{url}")
     for instance, words in found.items():
         if requests := words.get("requests"):
             first = f"{requests[0].get('id', '?')}{for_seconds(requests[0].get('age_s'))}"
-            said.append(f"{len(requests)} requests at {names.get(instance, 'another process')} have no answer: {first}")
+            parts.append(
+                f"{len(requests)} requests at {names.get(instance, 'another process')} have no answer: {first}"
+            )
     if syncs := [words["sync"] for words in found.values() if "sync" in words]:
         missing = f", the {syncs[0]['missing']} has not joined" if "missing" in syncs[0] else ""
-        said.append(f"a weight sync has not ended{missing}{for_seconds(max(one.get('age_s', 0.0) for one in syncs))}")
-    return "; ".join(said) or None
+        parts.append(f"a weight sync has not ended{missing}{for_seconds(max(one.get('age_s', 0.0) for one in syncs))}")
+    return "; ".join(parts) or None
