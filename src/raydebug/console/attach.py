@@ -182,7 +182,7 @@ async def run_script(group: Group, lines: AsyncIterator[str], *, timeout_s: floa
                 return Exit.FAILED
             if any(debugger.leaving for debugger in debuggers):
                 return Exit.OK
-            await _wait_stopped(group, [one for one in debuggers if one.stepping], timeout_s)
+            await _wait_stopped(group, [debugger for debugger in debuggers if debugger.stepping], timeout_s)
     return Exit.OK
 
 
@@ -191,7 +191,7 @@ async def _wait_stopped(group: Group, debuggers: list[Debugger], timeout_s: floa
     if not late:
         return
     session = late[0].session
-    name = f"process {session.pause.get('pid', '?')}" if group.lone else joined([one.label for one in late])
+    name = f"process {session.pause.get('pid', '?')}" if group.lone else joined([debugger.label for debugger in late])
     raise RaydebugError(
         f"no stop within {timeout_s:g} s",
         cause=f"{name} {'has' if len(late) == 1 else 'have'} been running since '{session.resumed_by}'",

@@ -77,7 +77,7 @@ class BreakpointTable:
         except RequestFailed as failed:
             self.table.remove(new)
             raise ValueError(str(failed)) from failed
-        answer = answers[[one for one in self.table if one.path == path].index(new)]
+        answer = answers[[point for point in self.table if point.path == path].index(new)]
         if not answer.get("verified"):
             self.table.remove(new)
             await self._send(path)
@@ -87,8 +87,8 @@ class BreakpointTable:
         return new
 
     async def remove(self, gone: list[Breakpoint]) -> None:
-        self.table = [one for one in self.table if one not in gone]
-        for path in {one.path for one in gone}:
+        self.table = [point for point in self.table if point not in gone]
+        for path in {point.path for point in gone}:
             await self._send(path)
 
     async def stop_once_at(self, path: str, lines: list[int]) -> None:
@@ -104,16 +104,16 @@ class BreakpointTable:
 
     async def note_stop(self, path: str, line: int) -> list[Breakpoint]:
         """Count a stop at a line; remove and return the temporary breakpoints among those hit."""
-        hit = [one for one in self.table if one.path == path and one.line == line and not one.log]
-        for one in hit:
-            one.hits += 1
-        used = [one for one in hit if one.temporary]
+        hit = [point for point in self.table if point.path == path and point.line == line and not point.log]
+        for point in hit:
+            point.hits += 1
+        used = [point for point in hit if point.temporary]
         if used:
             await self.remove(used)
         return used
 
     def lines_in(self, path: str) -> set[int]:
-        return {one.line for one in self.table if one.path == path}
+        return {point.line for point in self.table if point.path == path}
 
     async def _send(self, path: str) -> list[Message]:
         wanted: list[Message] = [

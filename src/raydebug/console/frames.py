@@ -149,7 +149,7 @@ def is_own_source(path: str) -> bool:
     """Return whether a path, which a job may choose, is a Python file of the current folder or of this Python."""
     found = Path(path).resolve()
     folders = (Path.cwd(), *map(Path, (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))))
-    return found.suffix == ".py" and any(found.is_relative_to(one.resolve()) for one in folders)
+    return found.suffix == ".py" and any(found.is_relative_to(folder.resolve()) for folder in folders)
 
 
 def read_local(path: str) -> list[str] | None:

@@ -138,7 +138,7 @@ class Group:
 
     async def join(self, pauses: Iterable[ListedPause]) -> list[RaydebugError]:
         """Attach pauses concurrently; return the failures."""
-        taken = {one.label for one in self.debuggers}
+        taken = {debugger.label for debugger in self.debuggers}
         coming: list[tuple[Debugger, ListedPause]] = []
         for pause in pauses:
             number = next(self._numbers)
@@ -175,12 +175,12 @@ class Group:
             await asyncio.sleep(_POLL_PERIOD_S)
             with contextlib.suppress(RaydebugError):  # when the gateway is gone, the sessions end and report it
                 free, held = await self._split()
-                known = {str(one.session.pause.get("id")) for one in self.debuggers}
+                known = {str(debugger.session.pause.get("id")) for debugger in self.debuggers}
                 before = set(self.debuggers)
                 await self.join(pause for pause in free if str(pause["id"]) not in known)
-                for one in self.debuggers:
-                    if one not in before:
-                        one.say(f"joined: {await location(one)}")
+                for debugger in self.debuggers:
+                    if debugger not in before:
+                        debugger.say(f"joined: {await location(debugger)}")
                 self._tell_held(pause for pause in held if str(pause["id"]) not in known)
 
     def _tell_held(self, pauses: Iterable[ListedPause]) -> None:
@@ -243,18 +243,20 @@ class Group:
         """
         if self.lone:
             return list(self.debuggers), line
-        known = [(one.number, one.rank) for one in self.debuggers]
+        known = [(debugger.number, debugger.rank) for debugger in self.debuggers]
         try:
             to, command = split_address(line, is_command=commands.parse(line)[0] is not None)
             if to is None:
-                return [one for one in self.debuggers if one is self.current], command
+                return [debugger for debugger in self.debuggers if debugger is self.current], command
             numbers = pick(to, known)
         except NotAnAddress as error:
             raise CommandFailed(str(error)) from error
-        debuggers = [one for one in self.debuggers if one.number in numbers]
+        debuggers = [debugger for debugger in self.debuggers if debugger.number in numbers]
         if not command:
             if len(debuggers) != 1:
-                raise CommandFailed(f"@{to} is {joined([one.label for one in debuggers])}: name one of them alone")
+                raise CommandFailed(
+                    f"@{to} is {joined([debugger.label for debugger in debuggers])}: name one of them alone"
+                )
             self.current = debuggers[0]
         return debuggers, command
 
@@ -310,14 +312,14 @@ class Group:
         Raises:
             RaydebugError: the only session of the group is lost.
         """
-        waited = [one for one in debuggers if one.stopping is not None]
-        tasks = [one.stopping for one in waited if one.stopping is not None]
+        waited = [debugger for debugger in debuggers if debugger.stopping is not None]
+        tasks = [debugger.stopping for debugger in waited if debugger.stopping is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
         for task in tasks:
             if task.done() and task.exception() is not None and self.lone:
                 await task
-        return [one for one in waited if one.stopping is not None and not one.stopping.done()]
+        return [debugger for debugger in waited if debugger.stopping is not None and not debugger.stopping.done()]
 
 
 async def _show_stop(debugger: Debugger) -> None:

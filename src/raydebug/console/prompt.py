@@ -90,7 +90,9 @@ class Prompt:
                 if not self._group.show(await self._outcomes(debuggers, rest), rest):
                     break
                 if not self._group.lone:
-                    await interruptible(self._group.wait_stopped([one for one in debuggers if one.stepping]))
+                    await interruptible(
+                        self._group.wait_stopped([debugger for debugger in debuggers if debugger.stepping])
+                    )
             except CommandFailed as failed:
                 render.out(self._paint(f"*** {failed}", "red"))
                 break
@@ -207,7 +209,7 @@ class Names(Completer):
 
 def project_of(folder: Path) -> Path:
     """Return the project of a folder: the nearest parent with a .git, else the folder itself."""
-    return next((one for one in (folder, *folder.parents) if (one / ".git").exists()), folder)
+    return next((place for place in (folder, *folder.parents) if (place / ".git").exists()), folder)
 
 
 def history_file(state_dir: Path, project: Path) -> Path:

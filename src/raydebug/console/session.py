@@ -158,9 +158,9 @@ class DebugSession:
 
     def named_here(self, path: str) -> str:
         """Return the name that a file of the process has on this machine, as frames have it."""
-        for one in self._copies:
-            if path.startswith(f"{one['remoteRoot']}/"):
-                return str(one["localRoot"]) + path.removeprefix(one["remoteRoot"])
+        for copy in self._copies:
+            if path.startswith(f"{copy['remoteRoot']}/"):
+                return str(copy["localRoot"]) + path.removeprefix(copy["remoteRoot"])
         return path
 
     # Requests

@@ -52,7 +52,7 @@ def summarise(value: Any, key: str) -> str:
         return json.dumps(found)
     try:
         found["hash"] = _hash(numbers)
-        size = _size(numbers)
+        size = int(numbers.numel() if hasattr(numbers, "numel") else numbers.size)
         if 0 < size <= COMPARED_ELEMENTS:
             kept = sys.__dict__.setdefault("_raydebug_packed", {})
             kept[key] = base64.b64encode(array.array("d", _reals(numbers)).tobytes()).decode("ascii")
@@ -166,10 +166,6 @@ def _spread(out: Facts, moments: Any, sample: int) -> None:
         out.update(min=low, max=high, mean=mean, norm=math.sqrt(square + count * mean * mean))
         if count > sample:
             out["std"] = math.sqrt(square / (count - sample))
-
-
-def _size(numbers: Any) -> int:
-    return int(numbers.numel() if hasattr(numbers, "numel") else numbers.size)
 
 
 def _reals(numbers: Any) -> list[float]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from raydebug.console.debugger import Debugger
 from raydebug.console.frames import AROUND, listing
-from raydebug.protocol.records import TripwireRecord
 from raydebug.protocol.tripwires import history_lines
 from raydebug.protocol.wire import Message
 from raydebug.render import Paint, duration, visible
@@ -30,17 +29,14 @@ def heading(pause: Message, *, exception: str = "", function: str = "", place: s
         shown = visible(exception).splitlines()
         more = [f"... {len(shown) - EXCEPTION_LINES} more lines"] if len(shown) > EXCEPTION_LINES else []
         lines += [paint(f"  {line}", "red") for line in shown[:EXCEPTION_LINES] + more]
-    lines += [paint(f"  {visible(line, keep='')}", "yellow") for line in _tripwire(pause)]
+    if tripwire := pause.get("tripwire"):
+        reason = [f"{pause.get('where')}: {tripwire.get('text')}", *history_lines(tripwire)]
+        lines += [paint(f"  {visible(line, keep='')}", "yellow") for line in reason]
     lines.append(f"  {visible(place, keep='')}")
     lines += [paint(line, "dim") for line in _wrapped([*who(pause), depth], width)]
     if pause.get("compiled"):
         lines += [f"  {line}" for line in COMPILED]
     return "\n".join(lines)
-
-
-def _tripwire(pause: Message) -> list[str]:
-    tripwire: TripwireRecord | None = pause.get("tripwire")
-    return [f"{pause.get('where')}: {tripwire.get('text')}", *history_lines(tripwire)] if tripwire else []
 
 
 def who(pause: Message) -> list[str]:
@@ -88,7 +84,7 @@ async def opening(debugger: Debugger) -> str:
     """Return the view of a new pause: the heading, then the source with the current line marked."""
     session = debugger.session
     frame = session.stack.frame
-    folded = sum(one.folded for one in session.stack.frames)
+    folded = sum(frame.folded for frame in session.stack.frames)
     depth = _frames(len(session.stack.frames) - folded) + (f" and {folded} of Ray" if folded else "")
     if session.stack.selected:
         depth += f" ({_frames(session.stack.selected)} newer than this one, `d` shows them)"

@@ -46,7 +46,9 @@ class Background:
                 await run()
                 task["reason"] = "it returned"
             except Exception as error:  # noqa: BLE001 - whatever it was: without the task pauses would never expire
-                task["reason"] = _where(error)[:MAX_REASON]
+                last = traceback.extract_tb(error.__traceback__)[-1]
+                place = f"{last.filename.rpartition('/')[2]}:{last.lineno} {last.name}"
+                task["reason"] = f"{type(error).__name__}: {error} ({place})"[:MAX_REASON]
             if time.monotonic() - began >= RESET_AFTER_S:
                 wait_s = self._first_wait_s
             log.error("background task '%s' died: %s; it is restarted in %g s", task["name"], task["reason"], wait_s)
@@ -54,8 +56,3 @@ class Background:
             await asyncio.sleep(wait_s)
             task["state"], task["restarts"] = "running", task["restarts"] + 1
             wait_s = min(wait_s * 2, MOST_WAIT_S)
-
-
-def _where(error: Exception) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({last.filename.rpartition('/')[2]}:{last.lineno} {last.name})"

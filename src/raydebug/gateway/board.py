@@ -95,17 +95,15 @@ class Board:
     def begin(self, process: Process, thread_id: int, record: PauseRecord) -> Pause:
         """Add a pause of a thread; it is listed once the thread has stopped."""
         located = "file" in record
-        pause_id = self._id_of(process.instance, record.pop("nth", 0))
+        nth = record.pop("nth", 0)
+        pause_id = str(self._numbers.of_pause(process.instance, nth)) if process.instance and nth else ""
+        if not pause_id or pause_id in self._pauses:  # the process gives two of its threads one number
+            pause_id = str(self._numbers.new(PAUSE))
         pause = Pause(pause_id, process, thread_id, record, announced=located, located=located)
         self._ended.pop(pause.id, None)  # its process has dialled in again
         self._pauses[pause.id] = pause
         self._by_thread.setdefault(process, {})[thread_id] = pause
         return pause
-
-    def _id_of(self, instance: str, nth: int) -> str:
-        found = str(self._numbers.of_pause(instance, nth)) if instance and nth else ""
-        # Listed already: the process gives two of its threads one number.
-        return str(self._numbers.new(PAUSE)) if not found or found in self._pauses else found
 
     def end(self, pause: Pause, reason: str) -> None:
         """Remove a pause; a later `attach` to it is refused with the reason."""

@@ -119,8 +119,8 @@ class ControlChannel:
     def _given_up(self, question: Question[Any, Any], body: Message) -> _Asked | None:
         if question == DESCRIBE:  # DELETE /breaks needs one that is asked after it
             return None
-        alike = (one for one in self._asked.values() if (one.question, one.body) == (question, body))
-        return next((one for one in alike if one.is_given_up), None)
+        alike = (asked for asked in self._asked.values() if (asked.question, asked.body) == (question, body))
+        return next((asked for asked in alike if asked.is_given_up), None)
 
     def _send(self, question: Question[Any, Any], body: Message) -> _Asked:
         number = next(self._seq)

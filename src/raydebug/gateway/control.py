@@ -33,15 +33,12 @@ SPANS_DESCRIBED_FOR_S = 30.0  # they are asked for all the time, and a descripti
 ASKED_IN_A_TURN, TURN_S = 64, 0.02
 MAX_LAST_SPANS = 20_000
 MAX_FAULT_BYTES = 64 * 1024  # of what faulthandler writes
+IDENTITY = ("where", "source", "line", "function", "policy")  # of a breakpoint
 HOLDERS = 3  # of the same frames, asked for them one after the other
 # The actor in which Ray runs a job's driver (ray 2.60.0 dashboard/modules/job/common.py): not the user's, though it has
 # the job's environment. Held by tests/ray/test_contracts.py.
 JOB_ACTOR = "_ray_internal_job_actor_"
 STACKS_OF = [name for name in LISTED if name in ListedStacks.__annotations__]
-
-
-def _is_same(one: BreakpointSpec, other: BreakpointSpec) -> bool:
-    return all(one.get(name) == other.get(name) for name in ("where", "source", "line", "function", "policy"))
 
 
 def _is_users(channel: ControlChannel) -> bool:
@@ -135,7 +132,7 @@ class Control:
         # What processes say as they end, and too late, until their recorder asks; nobody does for a run without one.
         self._last_spans: list[tuple[ControlChannel, SpansRecord]] = []
         self._lost_spans: dict[str | None, tuple[ControlChannel, SpansRecord]] = {}  # by job: how many of them
-        self.ended = Ended(lambda ns: [one for one in self.channels if one.birth.get("ns") == ns])
+        self.ended = Ended(lambda ns: [channel for channel in self.channels if channel.birth.get("ns") == ns])
 
     async def serve(self, about: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one authenticated channel until it ends.
@@ -172,11 +169,11 @@ class Control:
         asked = sorted(self._chosen(choice), key=_place)
         asking = _ask_each(question, dict.fromkeys(asked, body), timeout_s)
         fresh_s = SPANS_DESCRIBED_FOR_S if question == questions.SPANS else DESCRIBED_FOR_S
-        answers, _ = await asyncio.gather(asking, _in_turns([one.update(fresh_s) for one in asked]))
+        answers, _ = await asyncio.gather(asking, _in_turns([channel.update(fresh_s) for channel in asked]))
         given: list[tuple[ControlChannel, Any]] = [*answers.items()]
         if question == questions.SPANS and "most" not in body:  # type: ignore[operator]
-            last = [one for one in self._last_spans if choice.get("job") in (None, one[0].about.get("job"))]
-            self._last_spans = [one for one in self._last_spans if one not in last]
+            last = [spans for spans in self._last_spans if choice.get("job") in (None, spans[0].about.get("job"))]
+            self._last_spans = [spans for spans in self._last_spans if spans not in last]
             given += last
             given += [self._lost_spans.pop(job) for job in [*self._lost_spans] if choice.get("job") in (None, job)]
         return [_list_answer(channel, answer) for channel, answer in given if _is_users(channel)]
@@ -184,8 +181,8 @@ class Control:
     def _chosen(self, choice: Choice) -> list[ControlChannel]:
         job, only = choice.get("job"), choice.get("only")
         return [
-            one for one in self.channels
-            if (job is None or one.about.get("job") == job) and (not only or one.instance in only)
+            channel for channel in self.channels
+            if (job is None or channel.about.get("job") == job) and (not only or channel.instance in only)
         ]  # fmt: skip
 
     async def fetch_stacks(
@@ -204,18 +201,18 @@ class Control:
                     known.append(channel)
         for turn in range(HOLDERS):
             wanted: dict[ControlChannel, questions.FramesBody] = {}
-            for digest in [one for one in holders if one not in frames and turn < len(holders[one])]:
+            for digest in [digest for digest in holders if digest not in frames and turn < len(holders[digest])]:
                 wanted.setdefault(holders[digest][turn], {"digests": []})["digests"].append(digest)
             for channel, sent in (await _ask_each(questions.FRAMES, wanted, timeout_s)).items():
                 pieces = [] if isinstance(sent, NoAnswer) else sent.get("known", [])
-                by_digest = {digest_of(one.get("frames", [])): one.get("frames", []) for one in pieces}
+                by_digest = {digest_of(piece.get("frames", [])): piece.get("frames", []) for piece in pieces}
                 frames |= {digest: by_digest[digest] for digest in wanted[channel]["digests"] if digest in by_digest}
         users = []
         for begin in range(0, len(asked), ASKED_IN_A_TURN):
             for channel in asked[begin : begin + ASKED_IN_A_TURN]:
                 # Frames that nobody has sent: their process has ended, or does not answer any more.
                 found = answers.get(channel)
-                has_all = found and all(one.get("digest", "") in frames for one in found.get("threads", []))
+                has_all = found and all(thread.get("digest", "") in frames for thread in found.get("threads", []))
                 if _is_users(channel):
                     users.append(_list_stacks(channel, found if has_all else None))
             await asyncio.sleep(0)
@@ -229,7 +226,7 @@ class Control:
         """
         if len(self._breaks) + len(definitions) > MAX_BREAKS:
             raise ValueError(f"more than {MAX_BREAKS} breakpoints")
-        if not all(one.get("where") and one.get("source") for one in definitions):
+        if not all(spec.get("where") and spec.get("source") for spec in definitions):
             raise ValueError('a breakpoint has "where", "source", and "line" or "function"')
         added: list[BreakpointSpec] = []
         for definition in definitions:
@@ -237,10 +234,10 @@ class Control:
             self._breaks[number] = {**definition, "id": number, "job": job, "since": time.time()}
             added.append(self._breaks[number])
         for channel in self.channels:
-            concerned = [one for one in added if channel.concerns(one)]
+            concerned = [spec for spec in added if channel.concerns(spec)]
             if concerned:
                 channel.tell(questions.BREAKS, questions.BreaksBody(add=concerned))
-        log.info("breakpoints set: %s", ", ".join(f"{one['id']} {one['where']}" for one in added))
+        log.info("breakpoints set: %s", ", ".join(f"{spec['id']} {spec['where']}" for spec in added))
         return added
 
     def remove(self, break_ids: list[str]) -> list[str]:
@@ -254,20 +251,20 @@ class Control:
 
     def forget_job(self, job: str) -> None:
         """Remove the breakpoints of a job that has ended."""
-        self.remove([one["id"] for one in self._breaks.values() if one.get("job") == job])
+        self.remove([spec["id"] for spec in self._breaks.values() if spec.get("job") == job])
 
     def describe_breaks(self) -> list[ListedBreakpoint]:
         """Return every breakpoint with its states in the processes to which it applies."""
         return [
             {
-                "id": one["id"],
-                "where": one["where"],
-                "policy": one.get("policy"),
-                "job": one.get("job"),
-                "source": one.get("source"),
-                "processes": [channel.report(one["id"]) for channel in self.channels if channel.concerns(one)],
+                "id": spec["id"],
+                "where": spec["where"],
+                "policy": spec.get("policy"),
+                "job": spec.get("job"),
+                "source": spec.get("source"),
+                "processes": [channel.report(spec["id"]) for channel in self.channels if channel.concerns(spec)],
             }
-            for one in self._breaks.values()
+            for spec in self._breaks.values()
         ]
 
     def _take(self, channel: ControlChannel, message: Message) -> None:
@@ -312,8 +309,9 @@ class Control:
             if is_new and was_given and definition.get("where") and len(self._breaks) < MAX_BREAKS:
                 self._breaks[break_id] = definition
             state, message = messages.SET if break_id in compiled_in else messages.WAITING, ""
-            if not _is_same(definition, self._breaks.get(break_id, definition)):
+            ours = self._breaks.get(break_id, definition)
+            if any(definition.get(name) != ours.get(name) for name in IDENTITY):
                 state, message = messages.FAILED, f"this process has another {break_id}: {definition.get('where')}"
             channel.reports[break_id] = {"state": state, "message": message}
-        missing = [one for one in self._breaks.values() if one["id"] not in by_id and channel.concerns(one)]
+        missing = [spec for spec in self._breaks.values() if spec["id"] not in by_id and channel.concerns(spec)]
         channel.tell(questions.BREAKS, questions.BreaksBody(add=missing, remove=sorted(self._removed & by_id.keys())))

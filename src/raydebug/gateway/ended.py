@@ -48,15 +48,17 @@ class Ended:
 
     def of_job(self, job: str, after: int = 0) -> list[EndedProcess]:
         """Return the ended processes of a job with a higher number, in the order of their ends; all that are back."""
-        found = [one for one in self._by_job.get(job, ()) if one["number"] > after or one.get("is_back")]
+        found = [
+            process for process in self._by_job.get(job, ()) if process["number"] > after or process.get("is_back")
+        ]
         return sorted(found, key=lambda one: one["at"])
 
     def watch(self, channel: ControlChannel) -> None:
         """Hold a process of this machine, and its raylet; note that one is back that had only lost its connection."""
         self._keep_task(_describe(channel))
-        for one in itertools.chain.from_iterable(self._by_job.values()):
-            if one["instance"] == channel.instance:
-                one["is_back"] = True
+        for process in itertools.chain.from_iterable(self._by_job.values()):
+            if process["instance"] == channel.instance:
+                process["is_back"] = True
         self._kills.pop(_key(channel), None)  # of an earlier process with this id
         pid, raylet = channel.about.get("pid") or 0, channel.birth.get("raylet", 0)
         if channel.birth.get("ns") != self._here or not self._here:

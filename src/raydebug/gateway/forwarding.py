@@ -160,7 +160,9 @@ class Forwarder:
         def answered(done: asyncio.Future[Message]) -> None:
             answer = None if done.cancelled() or done.exception() is not None else done.result()
             if resumed is not None and answer is not None and answer.get("success"):
-                self._note_resumed(resumed, stop, command)
+                if command == "continue":
+                    self._on_continued(resumed)
+                self._board.resumed(resumed, stop, reason="it was continued" if command == "continue" else None)
             self._hand_back(message, answer)
 
         future.add_done_callback(answered)
@@ -173,11 +175,6 @@ class Forwarder:
         """Cancel the requests that take several requests to the process."""
         for task in self._tasks:
             task.cancel()
-
-    def _note_resumed(self, pause: Pause, stop: Message | None, command: str) -> None:
-        if command == "continue":
-            self._on_continued(pause)
-        self._board.resumed(pause, stop, reason="it was continued" if command == "continue" else None)
 
     def _hand_back(self, message: Message, answer: Message | None) -> None:
         self._in_flight -= 1

@@ -259,7 +259,7 @@ async def _in_pieces(
     """Yield the JSON of a list of processes, and of more members, in pieces: others are answered in between."""
     yield b'{"version": 1, "processes": ['
     for begin in range(0, len(processes), PROCESSES_IN_A_PIECE):
-        piece = [describe(one) for one in processes[begin : begin + PROCESSES_IN_A_PIECE]]
+        piece = [describe(process) for process in processes[begin : begin + PROCESSES_IN_A_PIECE]]
         yield (b", " if begin else b"") + json.dumps(piece)[1:-1].encode("ascii")
         await asyncio.sleep(0)
     yield b"]" + b"".join(f', "{name}": {json.dumps(value)}'.encode("ascii") for name, value in more.items()) + b"}"
@@ -321,7 +321,7 @@ def _document(sent: bytes) -> dict[str, Any]:
 def host_of(header: str) -> str:
     """Return the name or address in a Host header, without its port.
 
-    >>> [host_of(one) for one in ("LOCALHOST:5678", "[::1]:5678", "gateway", "127.0.0.1:80", "")]
+    >>> [host_of(host) for host in ("LOCALHOST:5678", "[::1]:5678", "gateway", "127.0.0.1:80", "")]
     ['localhost', '::1', 'gateway', '127.0.0.1', '']
     """
     if header.startswith("["):

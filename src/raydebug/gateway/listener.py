@@ -33,7 +33,9 @@ class Unproven:
     """
 
     def __init__(self) -> None:
-        self._limit = min(MAX_UNPROVEN, max(16, _file_limit() // FILES_PER_UNPROVEN))
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        is_unlimited = files == resource.RLIM_INFINITY
+        self._limit = MAX_UNPROVEN if is_unlimited else min(MAX_UNPROVEN, max(16, files // FILES_PER_UNPROVEN))
         self._tasks: dict[asyncio.Task[Any], str] = {}  # oldest first
 
     @contextlib.contextmanager
@@ -145,8 +147,3 @@ def raise_file_limit() -> None:
     """Raise this process's limit of open files to the hard limit."""
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-
-
-def _file_limit() -> int:
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_UNPROVEN * FILES_PER_UNPROVEN if limit == resource.RLIM_INFINITY else limit

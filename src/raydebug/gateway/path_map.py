@@ -112,7 +112,7 @@ class PathMap:
 
 def _pairs(given: Any) -> list[tuple[str, str]]:
     try:
-        return [(_root(one["localRoot"]), _root(one["remoteRoot"])) for one in given or []]
+        return [(_root(pair["localRoot"]), _root(pair["remoteRoot"])) for pair in given or []]
     except (TypeError, KeyError, AttributeError) as error:
         fix = '"pathMappings": [{"localRoot": "...", "remoteRoot": "..."}]'
         raise Refused("attach.bad-mappings", "the pathMappings cannot be read", fix) from error

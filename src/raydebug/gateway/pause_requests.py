@@ -56,7 +56,12 @@ class PauseRequests:
         there = self._board.of_instance(channel.instance)
         if there:
             free = [pause for pause in there if self._board.is_free(pause)]
-            return _reserve(free[0]) if free else there[0] if steal else self._refuse_held(there[0])
+            if free or steal:
+                return _reserve(free[0]) if free else there[0]
+            holder = self._board.holder(there[0])
+            held = "another client" if holder is None else holder.name
+            cause = f"it is paused already (pause {there[0].id}), and {held} holds the pause"
+            raise Refused("pause.busy", cause, LOOK)
         instance = channel.instance  # the process may name another one meanwhile
         if instance in self._requesters:
             who, since = self._requesters[instance]
@@ -116,11 +121,6 @@ class PauseRequests:
         self._resuming.add(task)
         task.add_done_callback(self._resuming.discard)
 
-    def _refuse_held(self, pause: Pause) -> Pause:
-        holder = self._board.holder(pause)
-        held = "another client" if holder is None else holder.name
-        raise Refused("pause.busy", f"it is paused already (pause {pause.id}), and {held} holds the pause", LOOK)
-
     async def _report_location(self, channel: ControlChannel, say: Callable[[str], None]) -> None:
         last, wait_s = "", FIRST_REPORT_AFTER_S
         while True:
@@ -141,16 +141,24 @@ def choose(target: str, channels: list[ControlChannel]) -> ControlChannel:
     if target.startswith(messages.PID):
         pid, _, ip = target.removeprefix(messages.PID).partition("@")
         named = f"process {pid}" + (f" at {ip}" if ip else "")
-        found = [one for one in channels if str(one.about.get("pid")) == pid and ip in ("", one.describe()["ip"])]
+        found = [
+            channel
+            for channel in channels
+            if str(channel.about.get("pid")) == pid and ip in ("", channel.describe()["ip"])
+        ]
     else:
         worker = target.removeprefix(messages.WORKER)
         named = f"worker {worker}"
-        own = [one for one in channels if not one.about.get("child_of")]  # a child has its worker's id too
-        found = [one for one in own if worker and str(one.about.get("worker_id") or "").startswith(worker)]
+        own = [channel for channel in channels if not channel.about.get("child_of")]  # a child has its worker's id too
+        found = [channel for channel in own if worker and str(channel.about.get("worker_id") or "").startswith(worker)]
     if not found:
         raise Refused("process.unknown", f"{named[:60]} is {NOT_FOUND}", PROCESSES)
     if len(found) > 1:
-        which = "; ".join(_candidate(one) for one in found[:8])
+        processes = [(channel, channel.describe()) for channel in found[:8]]
+        which = "; ".join(
+            f"{_option(channel)} ({about['title'] or about['argv']}, job {about['job']})"
+            for channel, about in processes
+        )
         raise Refused(
             "process.ambiguous", f"{len(found)} processes are {named[:60]}: {which}", f"name one: {_option(found[0])}"
         )
@@ -185,11 +193,6 @@ async def _refusal(channel: ControlChannel, request: str) -> Refused:
         return Refused("process.ended", "the process has ended", PROCESSES)
     cause = answer.cause or answer.state if isinstance(answer, NoAnswer) else answer.get("cause")
     return Refused("process.refused", f"it cannot be paused: {cause}", "see the job's log")
-
-
-def _candidate(channel: ControlChannel) -> str:
-    about = channel.describe()
-    return f"{_option(channel)} ({about['title'] or about['argv']}, job {about['job']})"
 
 
 def _option(channel: ControlChannel) -> str:

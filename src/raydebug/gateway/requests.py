@@ -159,9 +159,9 @@ def _checked(given: Any) -> Message:
         if name in TEXTS and not _is_text(value):
             raise malformed(f"'{name}' is not a string")
         if name in LISTS:
-            if not isinstance(value, list) or not all(LISTS[name](one) for one in value):
+            if not isinstance(value, list) or not all(LISTS[name](item) for item in value):
                 raise malformed(f"'{name}' is not a list of the expected items")
-            value = [_checked(one) if isinstance(one, dict) else one for one in value]
+            value = [_checked(item) if isinstance(item, dict) else item for item in value]
         checked[name] = _checked(value) if name in ("source", "format") else value
     return checked
 
@@ -170,7 +170,7 @@ def _check_breakpoints(command: str, arguments: Message) -> None:
     needed = {"setBreakpoints": "line", "setFunctionBreakpoints": "name"}.get(command)
     if command == "setBreakpoints" and not arguments.get("source", {}).get("path"):
         raise malformed("it names no file")
-    if needed and not all(needed in one for one in arguments.get("breakpoints", ())):
+    if needed and not all(needed in point for point in arguments.get("breakpoints", ())):
         raise malformed(f"a breakpoint has no {needed}")
 
 

@@ -77,7 +77,11 @@ class RootSession:
                 self._watching = asyncio.ensure_future(self._start_sessions())
         elif command in ("setBreakpoints", "setFunctionBreakpoints"):
             wanted = arguments.get("breakpoints") or []
-            unset = [{"verified": False, "message": BREAKPOINTS_HINT, **_line(one)} for one in wanted]
+            unset: list[Message] = []
+            for point in wanted:
+                line = point.get("line") if isinstance(point, dict) else None
+                at = {} if line is None else {"line": line}
+                unset.append({"verified": False, "message": BREAKPOINTS_HINT, **at})
             self._to.answer(message, {"breakpoints": unset})
         elif command in EMPTY_BODIES:
             self._to.answer(message, EMPTY_BODIES[command])
@@ -165,8 +169,3 @@ def read_ranks(given: Any) -> set[int] | None:
     with contextlib.suppress(ValueError, TypeError):
         return parse_ranks(given if isinstance(given, str) else ",".join(map(str, given)))
     raise Refused("attach.bad-ranks", f"'{str(given)[:60]}' is not a list of ranks", '"ranks": [0, 3]')
-
-
-def _line(wanted: Any) -> Message:
-    line = wanted.get("line") if isinstance(wanted, dict) else None
-    return {} if line is None else {"line": line}

@@ -75,8 +75,8 @@ class Snapshots:
         key = (job, summary.get("id", ""))
         known = [*self.of_job(job), *(one for (of, _), one in self._expected.items() if of == job)]
         is_new = all(
-            (one.get("same"), one.get("rank")) != (summary.get("same"), summary.get("rank"))
-            for one in known if one.get("kind") == "crash"
+            (summary_of_job.get("same"), summary_of_job.get("rank")) != (summary.get("same"), summary.get("rank"))
+            for summary_of_job in known if summary_of_job.get("kind") == "crash"
         )  # fmt: skip
         is_free = IS_ID.fullmatch(key[1]) and key not in self._kept and key not in self._expected
         is_pause = key in self._requested
@@ -111,7 +111,7 @@ class Snapshots:
         if pause is None:
             raise Refused("pause.gone", f"there is no pause {pause_id}", "see `raydebug paused`")
         instance = pause.process.instance
-        channel = next((one for one in control.channels if one.instance == instance), None)
+        channel = next((channel for channel in control.channels if channel.instance == instance), None)
         job = channel.about.get("job") if channel is not None else None
         if channel is None or not job:
             cause = "its process has no control channel: it is in no job of `raydebug run`, or has not imported ray"

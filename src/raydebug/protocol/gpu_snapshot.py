@@ -63,5 +63,5 @@ def _bytes(value: Any) -> int:
 def _place(frames: Any) -> str:
     """Return the innermost line of the user's program, or of a library."""
     frames = frames or []
-    own = next((one for one in frames if not _LIBRARY.search(one["filename"])), frames[0] if frames else None)
+    own = next((frame for frame in frames if not _LIBRARY.search(frame["filename"])), frames[0] if frames else None)
     return BEFORE if own is None else f"{own['filename']}:{own['line']} {own['name']}"[:500]

@@ -86,12 +86,9 @@ class _Watch:
         if peer.unacknowledged or peer.unanswered_probes >= UNANSWERED_ZERO_WINDOW_PROBES:
             self._unanswered_since = self._unanswered_since or now
             if min(peer.silent_s, now - self._unanswered_since) >= self._limit_s:
-                self._give_up()
+                self._reader.set_exception(OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
+                self._writer.transport.abort()
                 return
         else:
             self._unanswered_since = None
         asyncio.get_running_loop().call_later(POLL_S, self.poll)
-
-    def _give_up(self) -> None:
-        self._reader.set_exception(OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
-        self._writer.transport.abort()

@@ -72,15 +72,13 @@ def text_of_at_most(limit_bytes: int) -> _Read:
 
     def read_text(value: Any) -> str:
         # Most texts are short enough whatever their characters are, and stacks have thousands.
-        if not isinstance(value, str) or (4 * len(value) > limit_bytes and len(_encoded(value)) > limit_bytes):
+        if not isinstance(value, str) or (
+            4 * len(value) > limit_bytes and len(value.encode("utf-8", "surrogatepass")) > limit_bytes
+        ):
             raise BadRecord(f"a text of at most {limit_bytes} bytes")
         return value
 
     return read_text
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
 
 
 def _read_number(value: Any) -> float:
@@ -265,7 +263,7 @@ class FramesRecord(TypedDict, total=False):
 
 def digest_of(frames: list[StackFrame]) -> str:
     """Return the digest of frames. The gateway checks it: a process cannot put other frames in place of another's."""
-    text = json.dumps([[one.get("file"), one.get("line"), one.get("function")] for one in frames])
+    text = json.dumps([[frame.get("file"), frame.get("line"), frame.get("function")] for frame in frames])
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
 
 

@@ -111,7 +111,7 @@ def without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
 def is_secret(name: str) -> bool:
     """Return whether the value of an environment variable of this name is a secret.
 
-    >>> [is_secret(one) for one in ("WANDB_API_KEY", "PGPASSWORD", "MY_AUTH", "TOKENIZERS_PARALLELISM", "MAX_TOKENS")]
+    >>> [is_secret(name) for name in ("WANDB_API_KEY", "PGPASSWORD", "MY_AUTH", "TOKENIZERS_PARALLELISM", "MAX_TOKENS")]
     [True, True, True, False, False]
     """
     found = re.search(_VARIABLE, name.upper()) or _ends_in_secret(name)
@@ -121,7 +121,7 @@ def is_secret(name: str) -> bool:
 def is_secret_name(name: str) -> bool:
     """Return whether a local, attribute, key, option or setting of this name holds a secret, if it holds a text.
 
-    >>> [is_secret_name(one) for one in ("password", "hf_token", "AWS_KEY_ID", "--apiKeys", "key", "pad_token")]
+    >>> [is_secret_name(name) for name in ("password", "hf_token", "AWS_KEY_ID", "--apiKeys", "key", "pad_token")]
     [True, True, True, True, False, False]
     """
     return len(name) <= MAX_NAME and _is_secret_name(name)
@@ -208,7 +208,7 @@ def scrubbed_texts(document: object) -> object:
         return scrubbed(document)
     if isinstance(document, Mapping):
         return {name: scrubbed_texts(value) for name, value in document.items()}
-    return [scrubbed_texts(one) for one in document] if isinstance(document, list | tuple) else document
+    return [scrubbed_texts(item) for item in document] if isinstance(document, list | tuple) else document
 
 
 class Scrubber:
@@ -222,7 +222,7 @@ class Scrubber:
     """
 
     def __init__(self, values: Iterable[str]) -> None:
-        self._values = sorted({one for one in values if len(one) >= MIN_VALUE}, key=len, reverse=True)
+        self._values = sorted({value for value in values if len(value) >= MIN_VALUE}, key=len, reverse=True)
 
     def scrub(self, text: str, *, source: bool = False) -> str:
         """Return a text without secrets; of source code only quoted values are hidden by their name."""
@@ -305,5 +305,5 @@ def _names_secret(text: str, found: re.Match[str]) -> bool:
 def _hidden_as(value: str) -> str:
     if value[0] in "[({":
         return _compiled(_ITEM).sub(lambda at: at[0] if at["key"] else at["quote"] + HIDDEN + at["quote"], value)
-    quote = next((one for one in ('"""', "'''", '"', "'") if value.startswith(one)), "")
+    quote = next((mark for mark in ('"""', "'''", '"', "'") if value.startswith(mark)), "")
     return quote + HIDDEN + "\n" * value.count("\n") + quote

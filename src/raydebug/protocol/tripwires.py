@@ -127,9 +127,9 @@ class _Parser:
 def history_lines(tripwire: TripwireRecord | None) -> list[str]:
     """Return a line with the last values of each metric: `actor/grad_norm of steps 1-3: 0.31, 0.29, nan`."""
     lines = []
-    for one in (tripwire or {}).get("history") or []:
-        steps = one.get("steps") or [0]
+    for metric in (tripwire or {}).get("history") or []:
+        steps = metric.get("steps") or [0]
         in_a_row = len(steps) > 1 and steps == list(range(steps[0], steps[-1] + 1))
         named = f"steps {steps[0]}-{steps[-1]}" if in_a_row else f"step {', '.join(map(str, steps))}"
-        lines.append(f"{one.get('metric')} of {named}: {', '.join(one.get('values') or [])}")
+        lines.append(f"{metric.get('metric')} of {named}: {', '.join(metric.get('values') or [])}")
     return lines

@@ -152,7 +152,10 @@ class SavedDebugger(Debugger):
         who = {**document.get("process", {}), **summary, "thread": document.get("thread")}
         step = f"step {document['step']}, " if document.get("step") is not None else ""
         raised, *others = exception_lines(document) or [""]
-        texts = [*_shortened(raised, EXCEPTION_LINES - len(others)), *(other.partition("\n")[0] for other in others)]
+        lines, count = raised.splitlines(), EXCEPTION_LINES - len(others)
+        if len(lines) > count:
+            lines = [*lines[: max(1, count - 1)], "... (`exceptions` shows all of it)"]
+        texts = [*lines, *(other.partition("\n")[0] for other in others)]
         if "gpu_memory" in document:
             texts += gpu_memory_lines(document["gpu_memory"])[:LINES_OF_MEMORY]
         text = heading(
@@ -169,11 +172,6 @@ class SavedDebugger(Debugger):
         first, last = max(frame.line - AROUND, self.first_line), frame.line + AROUND
         source = listing(source_lines(self.saved), first, last, current=frame.line, paint=self.paint)
         return f"{text}\n\n{source}\n"
-
-
-def _shortened(text: str, count: int) -> list[str]:
-    lines = text.splitlines()
-    return lines if len(lines) <= count else [*lines[: max(1, count - 1)], "... (`exceptions` shows all of it)"]
 
 
 async def converse(document: SnapshotDocument, lines: Sequence[str]) -> Exit:

@@ -43,7 +43,7 @@ def read_gpu_snapshot(path: Path) -> GpuSummary:
 def changes(now: GpuSummary, before: GpuSummary | None) -> list[tuple[LiveLine, int, int]]:
     """Return the lines with the change of their bytes and count; without `before`, all that they have. Most first."""
     known, old = (
-        {one["line"]: one for one in which.get("lines", []) if {"line", "count", "bytes"} <= one.keys()}
+        {line["line"]: line for line in which.get("lines", []) if {"line", "count", "bytes"} <= line.keys()}
         for which in (now, before or GpuSummary())
     )
     gone: LiveLine

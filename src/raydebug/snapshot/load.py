@@ -87,7 +87,7 @@ def choose_snapshot(found: Sequence[SnapshotFile], target: str, pick: str | None
         )  # fmt: skip
     groups = group_same(found)
     numbered = {str(number): same[0] for number, same in enumerate(groups, start=1)}
-    chosen = found[0] if pick is None else (numbered | {one.id: one for one in found}).get(pick)
+    chosen = found[0] if pick is None else (numbered | {snapshot.id: snapshot for snapshot in found}).get(pick)
     if chosen is None:
         raise UsageError(
             f"'{target}' has no snapshot '{pick}'", cause=f"it has 1 to {len(groups)}; the first is {found[0].id}",
@@ -100,17 +100,17 @@ def choose_snapshot(found: Sequence[SnapshotFile], target: str, pick: str | None
 def group_same(found: Sequence[SnapshotFile]) -> list[list[SnapshotFile]]:
     """Return the snapshots in groups of equal crashes, the group with the first crash first."""
     groups: dict[str, list[SnapshotFile]] = {}
-    for one in found:
-        groups.setdefault(one.summary.get("same") or one.id, []).append(one)
+    for snapshot in found:
+        groups.setdefault(snapshot.summary.get("same") or snapshot.id, []).append(snapshot)
     return list(groups.values())
 
 
 def name_processes(same: Sequence[SnapshotFile]) -> str:
     """Return which processes a group of snapshots is of: `WorkerDict ranks 0-3,7`, or their process ids."""
     actor = (same[0].summary.get("actor") or "").partition(" ")[0]
-    if ranks := {rank for one in same if (rank := one.summary.get("rank")) is not None}:
+    if ranks := {rank for snapshot in same if (rank := snapshot.summary.get("rank")) is not None}:
         return name_ranks(ranks, actor)
-    pids = sorted({one.summary.get("pid", 0) for one in same})
+    pids = sorted({snapshot.summary.get("pid", 0) for snapshot in same})
     more = f" and {len(pids) - 4} more" if len(pids) > 4 else ""
     return f"{actor} pid {', '.join(map(str, pids[:4]))}{more}".strip()
 
@@ -223,13 +223,13 @@ def _check(value: Any, kind: Any, field: str) -> Any:
     """
     origin, kinds = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        kinds = tuple(one for one in kinds if one is not NoneType)
+        kinds = tuple(kind for kind in kinds if kind is not NoneType)
         origin, kind = (get_origin(kinds[0]), kinds[0]) if len(kinds) == 1 else (None, kind)
     if is_typeddict(kind) and isinstance(value, dict):
         given = ((name, value.get(name), hint) for name, hint in _fields(kind).items())
         return {name: _check(one, hint, name) for name, one, hint in given if one is not None}
     if origin is list and isinstance(value, list):
-        return [_check(one, kinds[0], field) for one in value]
+        return [_check(item, kinds[0], field) for item in value]
     if origin is dict and isinstance(value, dict):
         return {name: _check(one, kinds[1], field) for name, one in value.items()}
     if origin is tuple and isinstance(value, list) and len(value) == len(kinds):
@@ -257,7 +257,7 @@ def _check_indices(document: SnapshotDocument) -> None:
         if not all(0 <= index < count for index in indices):
             raise _Malformed(f"'{field}' is out of range")
 
-    inside("frames", (frames, sum(len(one.get("frames", ())) for one in document["exceptions"])), MOST_FRAMES)
+    inside("frames", (frames, sum(len(error.get("frames", ())) for error in document["exceptions"])), MOST_FRAMES)
     for value in document["values"]:
         for part in ("items", "pairs", "attributes"):
             inside(part, (len(value.get(part, ())),), MOST_PARTS)  # type: ignore[arg-type]

@@ -138,12 +138,13 @@ class _Walk:
 
     def run(self) -> None:
         """Walk; an owner of a name is the better name than what it leads to."""
-        names = [_NAMES_OF_MODULE.__get__(one) for one in list(sys.modules.values()) if type(one) is types.ModuleType]
+        modules = [module for module in list(sys.modules.values()) if type(module) is types.ModuleType]
+        names = [_NAMES_OF_MODULE.__get__(module) for module in modules]
         self._seen |= set(map(id, names))  # a module that uses another one does not hold it
         for name, actor in _actors():
             self._push(actor, name)
-        for label, those in sorted(((_label_of(one), one) for one in names), key=lambda one: "." in one[0]):
-            self._push_named(those, label)  # the user's files first: their labels have a space in place of a dot
+        for those in sorted(names, key=lambda those: _label_of(those).endswith(".")):  # the user's files first
+            self._push_named(those, _label_of(those))
         self._drain()
         for task, _, _ in stacks_of_tasks():
             self._push(task, "task")
@@ -156,9 +157,9 @@ class _Walk:
         rest = gc.get_objects()
         self._seen.add(id(rest))
         for is_container in (False, True):
-            for one in rest:
-                if id(one) not in self._seen and (id(type(one)) in _CONTAINERS) is is_container:
-                    self._push(one, f"(held outside of Python) {type_name(type(one))}")
+            for instance in rest:
+                if id(instance) not in self._seen and (id(type(instance)) in _CONTAINERS) is is_container:
+                    self._push(instance, f"(held outside of Python) {type_name(type(instance))}")
                     self._drain()
 
     def _drain(self) -> None:

@@ -67,7 +67,10 @@ forked_at = ""
 def open_channel() -> None:
     """Open this process's channel and receive the breakpoints that were set so far. Never raises."""
     global _opened_by, _channel
-    if _opened_by == os.getpid() or not worker.debugger_is_ours() or _is_about_to_exec():
+    if _opened_by == os.getpid() or not worker.debugger_is_ours():
+        return
+    # Ray 2.60.0 starts a worker through _private/workers/setup_worker.py, which becomes the worker by exec.
+    if any(word.endswith("/setup_worker.py") for word in getattr(sys, "orig_argv", [])[1:3]):
         return
     _opened_by = os.getpid()
     with contextlib.suppress(Exception):
@@ -124,23 +127,14 @@ def change_breaks(change: Mapping[str, Any]) -> Mapping[str, Any]:
         reports = [{"id": spec["id"], "state": messages.FAILED, "message": _cause_of(error)} for spec in added]
     for report in reports:
         runtime.loaded.update([report["id"]] if report["state"] == messages.SET else [])
-        _report(report)
+        if _channel is not None:
+            with contextlib.suppress(OSError):  # the next read ends the connection
+                _channel.send(wire.event(next(_seq), messages.BREAK, dict(report)))
     return {}
-
-
-def _report(report: BreakpointReport) -> None:
-    if _channel is not None:
-        with contextlib.suppress(OSError):  # the next read ends the connection
-            _channel.send(wire.event(next(_seq), messages.BREAK, dict(report)))
 
 
 def _cause_of(error: Exception) -> str:
     return scrubbed(f"{type(error).__name__}: {worker.text_of(error)}"[: 4 * MAX_CAUSE])[:MAX_CAUSE]
-
-
-def _is_about_to_exec() -> bool:
-    # Ray 2.60.0 starts a worker through _private/workers/setup_worker.py, which becomes the worker by exec.
-    return any(a.endswith("/setup_worker.py") for a in getattr(sys, "orig_argv", [])[1:3])
 
 
 def _serve(after_s: float) -> None:
@@ -160,16 +154,10 @@ def _serve(after_s: float) -> None:
             if _channel is not None:
                 _channel.close()
                 _channel = None
-            _withdraw_all()
+            if (pause_requests := sys.modules.get("raydebug.worker.pause_requests")) is not None:
+                pause_requests.withdraw_all()  # no client of a gateway that is gone would attach
         threading.Event().wait(wait_s)
         wait_s = min(wait_s * 2, RETRY_MAX_S)
-
-
-def _withdraw_all() -> None:
-    """Cancel the pause requests of a gateway that is gone: no client would attach."""
-    pause_requests = sys.modules.get("raydebug.worker.pause_requests")
-    if pause_requests is not None:
-        pause_requests.withdraw_all()
 
 
 class _ControlChannel:

@@ -68,23 +68,21 @@ def read_groups() -> list[CollectiveGroup]:
         name, descriptions[name] = (str(part)[:MAX_TEXT] for part in entry["process_group"])
         call = _call(entry)
         calls.setdefault(name, {})[call["backend"], call["seq"]] = call
-    return [
-        {
-            "name": str(name)[:MAX_TEXT],
-            "description": descriptions.get(str(name), ""),
-            "rank": _rank_in(group, c10d),
-            "ranks": sorted(c10d._world.pg_group_ranks[group])[:MAX_ITEMS],
-            "full": any(len(entries) >= size for entries in recorders),
-            "calls": _newest(calls.get(str(name), {})),
-        }
-        for group, name in list(c10d._world.pg_names.items())[:MAX_GROUPS]
-    ]
-
-
-def _rank_in(group: Any, c10d: Any) -> int:
-    """Return the rank of this process by the group's own count: OpenRLHF's trainer and engines share a group."""
-    of_group = {rank: name for name, rank in c10d._world.pg_group_ranks[group].items()}
-    return int(of_group.get(getattr(group, "rank", c10d.get_rank)(), c10d.get_rank()))
+    groups: list[CollectiveGroup] = []
+    for group, name in list(c10d._world.pg_names.items())[:MAX_GROUPS]:
+        # By the group's own count: OpenRLHF's trainer and engines share a group.
+        ranks = {of_group: rank for rank, of_group in c10d._world.pg_group_ranks[group].items()}
+        groups.append(
+            {
+                "name": str(name)[:MAX_TEXT],
+                "description": descriptions.get(str(name), ""),
+                "rank": int(ranks.get(getattr(group, "rank", c10d.get_rank)(), c10d.get_rank())),
+                "ranks": sorted(c10d._world.pg_group_ranks[group])[:MAX_ITEMS],
+                "full": any(len(entries) >= size for entries in recorders),
+                "calls": _newest(calls.get(str(name), {})),
+            }
+        )
+    return groups
 
 
 def times_for(body: TimesBody) -> CollectiveTimes:
@@ -104,7 +102,7 @@ def times_for(body: TimesBody) -> CollectiveTimes:
     }
     with contextlib.suppress(OSError, StopIteration):  # proc_pid_io(5); some containers forbid it
         lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
-        answer["disk_bytes"] = next(int(one.split()[1]) for one in lines if one.startswith("read_bytes:"))
+        answer["disk_bytes"] = next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
     return answer
 
 
@@ -112,10 +110,17 @@ def _times(since_ns: int) -> list[CallTimes]:
     world = sys.modules["torch.distributed.distributed_c10d"]._world
     members = {str(name): sorted(world.pg_group_ranks[group]) for group, name in world.pg_names.items()}
     calls = [
-        (int(one["time_created_ns"]), one["process_group"][0], int(one["collective_seq_id"]), one["profiling_name"])
+        (
+            int(entry["time_created_ns"]),
+            entry["process_group"][0],
+            int(entry["collective_seq_id"]),
+            entry["profiling_name"],
+        )
         for entries in _read_recorders()
-        for one in entries
-        if not one.get("is_p2p") and int(one["time_created_ns"]) >= since_ns and one["process_group"][0] in members
+        for entry in entries
+        if not entry.get("is_p2p")
+        and int(entry["time_created_ns"]) >= since_ns
+        and entry["process_group"][0] in members
     ]
     found: dict[tuple[str, str], CallTimes] = {}
     for at_ns, name, seq, profiled in sorted(calls)[-MOST_TIMES:]:
@@ -158,8 +163,8 @@ def _call(entry: dict[str, Any]) -> CollectiveCall:
         "backend": backend[:MAX_TEXT],
         "seq": int(entry["collective_seq_id"]),
         "op": op[:MAX_TEXT],
-        "sizes": ", ".join(str([int(side) for side in one]) for one in sizes)[:MAX_TEXT],
-        "elements": sum(math.prod(int(side) for side in one) for one in sizes),
+        "sizes": ", ".join(str([int(side) for side in shape]) for shape in sizes)[:MAX_TEXT],
+        "elements": sum(math.prod(int(side) for side in shape) for shape in sizes),
         "dtypes": ", ".join(sorted(set(entry.get("input_dtypes") or [])))[:MAX_TEXT],
         "done": bool(entry.get("retired")) or entry.get("state") == "completed",
     }
@@ -169,7 +174,7 @@ def _newest(calls: dict[tuple[str, int], CollectiveCall]) -> list[CollectiveCall
     kept = []
     for backend in sorted({backend for backend, _ in calls}):
         of_backend = [calls[key] for key in sorted(calls) if key[0] == backend]
-        kept += [one for one in of_backend if one["done"]][-KEPT:] + [one for one in of_backend if not one["done"]][
-            :KEPT
-        ]
+        kept += [call for call in of_backend if call["done"]][-KEPT:] + [
+            call for call in of_backend if not call["done"]
+        ][:KEPT]
     return kept

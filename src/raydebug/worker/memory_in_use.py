@@ -77,8 +77,8 @@ def devices() -> list[tuple[str, int, int, dict[int, int]]]:
         nvml.nvmlDeviceGetUUID(handle, uuid, ctypes.c_uint(len(uuid)))
         running = ctypes.c_uint(MAX_PROCESSES)
         failed = nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(running), those)
-        known = [] if failed else [one for one in those[: running.value] if one.used != _UNKNOWN]
-        by_pid = {one.pid: one.used for one in known}
+        known = [] if failed else [process for process in those[: running.value] if process.used != _UNKNOWN]
+        by_pid = {process.pid: process.used for process in known}
         found.append((uuid.value.decode("ascii", "replace"), memory.used, memory.total, by_pid))
     return found
 

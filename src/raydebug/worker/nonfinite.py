@@ -136,14 +136,12 @@ def _path(module: Any) -> str:
     import torch
 
     # isinstance would read __class__ of the user's objects.
-    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
-    parents = {id(child): (parent, name) for parent in modules for name, child in _children(parent)}
+    modules = [module for module in gc.get_objects() if issubclass(type(module), torch.nn.Module)]
+    parents: dict[int, tuple[Any, str]] = {}
+    for parent in modules:  # one may exist whose __init__ has not run
+        parents |= {id(child): (parent, name) for name, child in [*(vars(parent).get("_modules") or {}).items()]}
     names: list[str] = []
     while id(module) in parents and len(names) < 100:
         module, name = parents[id(module)]
         names.append(name)
     return ".".join(name for name in reversed(names) if name not in WRAPPERS) or "the root module"
-
-
-def _children(module: Any) -> list[tuple[str, Any]]:
-    return list((vars(module).get("_modules") or {}).items())  # a module may exist whose __init__ has not run

@@ -175,7 +175,9 @@ def _guard(refuse: Callable[[str], None]) -> Iterator[bool]:
         _log(f"not paused: {why}")
         refuse(why)
     except pydevd_session.NoDebugger as error:
-        _log_once(f"not paused: {error}")
+        if (why := str(error)) not in _logged:
+            _logged.add(why)
+            _log(f"not paused: {error}")
         refuse(str(error))
     except Exception as error:  # noqa: BLE001 - a failure of the debugger must not harm the job
         _log(f"not paused: {type(error).__name__}: {error}")
@@ -188,23 +190,15 @@ def _guard(refuse: Callable[[str], None]) -> Iterator[bool]:
 def _log(text: str) -> None:
     """Write a line to the job's log."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_machinery(frame):
+    while frame.f_back is not None:
+        path = frame.f_code.co_filename
+        if "/raydebug/worker/" not in path and not path.endswith("/contextlib.py"):
+            break
         frame = frame.f_back
     worker.log(f"{frame.f_code.co_filename}:{frame.f_lineno} {text}")
 
 
 _logged: set[str] = set()
-
-
-def _log_once(text: str) -> None:
-    """Write a line to the job's log, the first time only."""
-    if text not in _logged:
-        _logged.add(text)
-        _log(text)
-
-
-def _is_machinery(frame: FrameType) -> bool:
-    return "/raydebug/worker/" in frame.f_code.co_filename or frame.f_code.co_filename.endswith("/contextlib.py")
 
 
 def _was_shown_elsewhere(error: BaseException) -> bool:

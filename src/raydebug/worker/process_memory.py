@@ -78,7 +78,7 @@ def _gpus() -> list[DeviceMemory]:
         sizes = torch.cuda.memory_stats(device)  # counters of the host: no synchronisation
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
         ours: DeviceMemory = {"gpu": uuid}
-        gpu = next((one for one in found if one["gpu"] == uuid), ours)
+        gpu = next((device_memory for device_memory in found if device_memory["gpu"] == uuid), ours)
         gpu["reserved"] = sizes.get("reserved_bytes.all.current", 0)
         gpu |= _pool(device)
         if gpu not in found:
@@ -107,5 +107,7 @@ def note_peak(span: spans.Span, has_ended: bool) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if peak > _peak_kib:
         _peak_kib = peak
-        around = span.name if has_ended else next((one.name for one in reversed([*spans.open_spans.values()][:-1])), "")
+        around = (
+            span.name if has_ended else next((outer.name for outer in reversed([*spans.open_spans.values()][:-1])), "")
+        )
         _peak_phase = around[:MAX_NAME]

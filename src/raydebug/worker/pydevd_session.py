@@ -73,7 +73,9 @@ def _connected_debugger() -> Any:
                 return debugger
             _wait_for_its_end()
         elif _connected_by is not None:
-            _forget_parents_debugger()
+            import pydevd
+
+            pydevd.settrace_forked(setup_tracing=False)  # after a fork its threads are gone, but its objects are here
         if own_debugger() is not None:
             raise NoDebugger(OWN_DEBUGGER)
         if fault := _debugpy_fault():
@@ -122,13 +124,6 @@ def _wait_for_its_end() -> None:
     deadline = time.monotonic() + END_TIMEOUT_S
     while getattr(pydevd.get_global_debugger(), "pydb_disposed", False) and time.monotonic() < deadline:
         time.sleep(0.005)
-
-
-def _forget_parents_debugger() -> None:
-    # After a fork pydevd's threads are gone, but its objects are here.
-    import pydevd
-
-    pydevd.settrace_forked(setup_tracing=False)
 
 
 def _end_unless_needed(connection: ReconnectingSocket) -> bool:

@@ -61,14 +61,14 @@ class _Kind:
         self.kind = kind
         self.name = type_name(kind)
         self.is_heap = bool(_FLAGS.__get__(kind) & _HEAP_TYPE)
-        self.base: Any = next((one for one in _BASES if issubclass(kind, one)), None)
-        arrays = [one for one in (torch.get("Tensor"), numpy.get("ndarray")) if one is not None]
-        self.is_array = self.base is None and any(issubclass(kind, one) for one in arrays)
+        self.base: Any = next((base for base in _BASES if issubclass(kind, base)), None)
+        arrays = [array for array in (torch.get("Tensor"), numpy.get("ndarray")) if array is not None]
+        self.is_array = self.base is None and any(issubclass(kind, array) for array in arrays)
         self.content = CONTENT.get(self.name.partition(".")[0], ()) if self.is_heap else ()
         shown = (getattr(sys.modules.get(at), name, None) for at, names in _SHOWN.items() for name in names)
         self.shown: Any = None  # the built-in class whose repr describes it
         if self.base is None:
-            self.shown = next((one for one in shown if type(one) is type and issubclass(kind, one)), None)
+            self.shown = next((base for base in shown if type(base) is type and issubclass(kind, base)), None)
         self.item = None  # for a numpy scalar: returns it as a Python number
         if "generic" in numpy and not self.is_heap and issubclass(kind, numpy["generic"]):
             self.item = numpy["generic"].item
@@ -76,9 +76,9 @@ class _Kind:
     @functools.cached_property
     def fields(self) -> tuple[str, ...]:
         """The names of the items of a named tuple."""
-        spaces = (_NAMESPACE.__get__(one) for one in _MRO.__get__(self.kind)) if self.is_heap else ()
-        found = next((one["_fields"] for one in spaces if "_fields" in one), ()) if self.base is tuple else ()
-        return found if type(found) is tuple and all(type(one) is str for one in found) else ()
+        spaces = (_NAMESPACE.__get__(base) for base in _MRO.__get__(self.kind)) if self.is_heap else ()
+        found = next((space["_fields"] for space in spaces if "_fields" in space), ()) if self.base is tuple else ()
+        return found if type(found) is tuple and all(type(field) is str for field in found) else ()
 
     @functools.cached_property
     def members(self) -> list[tuple[str, Any]]:
@@ -194,7 +194,7 @@ class Values:
 
     def _hide_below(self, entry: SavedValue, levels: int) -> None:
         below = [*entry.get("items", ()), *(item for _, item in entry.get("pairs", ()))]
-        for child in (self.saved[one] for one in (*below, *entry.get("attributes", {}).values())):
+        for child in (self.saved[number] for number in (*below, *entry.get("attributes", {}).values())):
             if "text" in child and ("length" in child or child["type"] == "memoryview"):
                 text = child.pop("text")
                 child["redacted"] = True
@@ -320,7 +320,7 @@ class Values:
             entry["cut"] = "items"
         if base is None or kind.is_heap:
             attributes = kind.attributes_of(value)
-            if content := [one for one in attributes if one[0] in kind.content]:
+            if content := [item for item in attributes if item[0] in kind.content]:
                 attributes, depth = content, depth + 1  # a config is saved as deep as a dict
             elif depth < 0:
                 entry["cut"] = "depth"

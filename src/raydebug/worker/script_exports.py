@@ -71,7 +71,9 @@ def _entrypoint_environ() -> dict[str, str] | None:
         environ = _environ(pid)
         if environ is None or JOB_CONFIG not in environ:
             break  # the job's supervisor, which Ray started
-        found, pid = environ, _parent(pid)
+        found = environ
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            pid = int(file.read().rpartition(b")")[2].split()[1])
     return found
 
 
@@ -91,8 +93,3 @@ def _environ(pid: int) -> dict[str, str] | None:
         if equals:
             found[name] = value
     return found
-
-
-def _parent(pid: int) -> int:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[1])

@@ -96,8 +96,12 @@ def text_of(error: BaseException) -> str:
             if "__str__" in own:
                 break
     return ", ".join(
-        one[:MAX_TEXT] if type(one) is str else repr(one) if _is_plain(one) else type_name(type(one))
-        for one in arguments[:8]
+        argument[:MAX_TEXT]
+        if type(argument) is str
+        else repr(argument)
+        if _is_plain(argument)
+        else type_name(type(argument))
+        for argument in arguments[:8]
     )
 
 
@@ -144,7 +148,10 @@ def summarize(error: BaseException | None, frames: list[_Place], kind: str) -> S
     functions = "|".join(frame.f_code.co_qualname for frame, _ in frames)
     code, line = (frames[0][0].f_code, frames[0][1]) if frames else (None, 0)
     rank, process = records.rank(), records.describe_process()
-    short = "".join(one for one in name.rpartition(".")[2] if one.isascii() and one.isalnum())[:60] or kind
+    short = (
+        "".join(character for character in name.rpartition(".")[2] if character.isascii() and character.isalnum())[:60]
+        or kind
+    )
     place = f"rank{rank}-{os.getpid()}" if rank is not None else str(os.getpid())
     return {
         "id": f"{short}-{place}-{os.urandom(2).hex()}",

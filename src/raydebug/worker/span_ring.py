@@ -100,7 +100,9 @@ def _said_spans(body: SpansBody) -> SpansRecord:
 def _clean(text: Any) -> str:
     cut = text[: 4 * MOST_CHARS] if type(text) is str else type(text).__name__
     if not cut.isprintable():
-        cut = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in cut)
+        cut = "".join(
+            character if character.isprintable() else character.encode("unicode_escape").decode() for character in cut
+        )
     return scrubbed(cut)[:MOST_CHARS]
 
 
@@ -127,7 +129,7 @@ def watch_requests(module: ModuleType) -> None:
                 kept.setdefault("first_ns", time.monotonic_ns())
                 with contextlib.suppress(Exception):  # another version of vLLM: its requests are still timed
                     kept.setdefault("prompt", len(output.prompt_token_ids or ()))
-                    made = sum(len(one.token_ids) for one in output.outputs)
+                    made = sum(len(completion.token_ids) for completion in output.outputs)
                     kept["tokens"] = kept["tokens"] + made if is_delta else max(kept["tokens"], made)
                 yield output
         finally:

@@ -92,13 +92,13 @@ def _owner(name: str, frame: FrameType | None, *, in_task: bool) -> tuple[str, s
             break
         if name == TOOLS and not note and "agent_data" in frame.f_code.co_varnames:
             calls = attributes_of(locals_of(frame).get("agent_data")).get("tool_calls")
-            names = [attributes_of(one).get("name") for one in calls] if type(calls) is list else []
-            note = ", ".join(one for one in names if type(one) is str)
+            names = [attributes_of(call).get("name") for call in calls] if type(calls) is list else []
+            note = ", ".join(tool for tool in names if type(tool) is str)
         if frame.f_code.co_name == "_run_agent_loop":
             local: Any = locals_of(frame)
             trajectory = local.get("trajectory", {})
             uid = local.get("kwargs", {}).get("uid", trajectory.get("sample_index"))
-            plain = [str(one) for one in (uid, trajectory.get("rollout_n")) if type(one) in (str, int)]
+            plain = [str(part) for part in (uid, trajectory.get("rollout_n")) if type(part) in (str, int)]
             return "-".join(plain), note
         frame = frame.f_back
     return "", note

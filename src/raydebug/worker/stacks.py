@@ -42,7 +42,9 @@ def collect() -> StacksRecord:
     seen: list[tuple[threading.Thread | None, int, list[FrameType]]] = []
     for ident, frame in sorted(sys._current_frames().items(), key=lambda one: one[0] != active):
         thread = threads.get(ident)
-        if ident == threading.get_ident() or (thread is not None and _is_debuggers(thread)):
+        # Not by getattr: a class of the user's may have a __getattr__.
+        attributes = {} if thread is None else object.__getattribute__(thread, "__dict__")
+        if ident == threading.get_ident() or attributes.get("is_pydev_daemon_thread", False):
             continue
         seen.append((thread, ident, callers(frame)))
     found: list[ThreadStack] = []
@@ -81,11 +83,6 @@ def collect() -> StacksRecord:
     return record
 
 
-def _is_debuggers(thread: threading.Thread) -> bool:
-    # Not by getattr: a class of the user's may have a __getattr__.
-    return bool(object.__getattribute__(thread, "__dict__").get("is_pydev_daemon_thread", False))
-
-
 _sent: deque[dict[str, list[StackFrame]]] = deque(maxlen=4)  # by digest; several clients may ask at one time
 
 
@@ -106,7 +103,7 @@ def stacks_for(body: StacksBody) -> StacksRecord:
 def frames_of(body: FramesBody) -> FramesRecord:
     """Return the frames that digests stand for."""
     known = {digest: frames for sent in _sent for digest, frames in sent.items() if digest in body["digests"]}
-    return {"known": [{"digest": one, "frames": known[one]} for one in known]}
+    return {"known": [{"digest": digest, "frames": known[digest]} for digest in known]}
 
 
 def _of_each_kind(stacks: list[_Stack], limit: int) -> list[_Stack]:
@@ -155,7 +152,7 @@ def stacks_of_tasks() -> Iterator[tuple[Any, int, list[FrameType]]]:
         return
     found = [task for name in TASK_SETS for task in _copied(getattr(tasks, name, ())) if type(task) is tasks.Task]
     found.sort(key=lambda task: type(getattr(task, "_fut_waiter", None)) is tasks.Task)
-    for task in [one for one in found if not one.done()]:
+    for task in [task for task in found if not task.done()]:
         with contextlib.suppress(Exception):
             frames = list(_awaiting(task.get_coro()))
             if frames:

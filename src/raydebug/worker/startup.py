@@ -116,19 +116,6 @@ def _at_exit() -> None:
         session.end()
 
 
-def _is_part_of_ray() -> bool:
-    # Ray's own daemons (dashboard, agents, monitors) run below the cluster too; they are not the user's program.
-    arguments = getattr(sys, "orig_argv", [])
-    return any("/ray/dashboard/" in a or "/ray/_private/" in a or "/ray/autoscaler/" in a for a in arguments[1:4])
-
-
-def _enter_working_dir() -> None:
-    # Under a plain ray.init() workers start in the driver's folder; on a cluster that runs already they do not.
-    folder = os.environ.get(variables.WORKING_DIR)
-    if folder and os.getcwd() == variables.CLUSTER_DIR and os.path.isdir(folder):
-        os.chdir(folder)
-
-
 def _apply_profile() -> None:
     """Change sys.argv if this process is a training driver that the profile supports; log each change in the job's log.
 
@@ -192,8 +179,13 @@ def install() -> None:
     import_hooks.install()
     if "raydebug.prefork.forked_process" in sys.modules:  # forked from a process with the heavy imports done
         import_hooks.catch_up()
-    if _is_part_of_ray():
-        _enter_working_dir()
+    # Ray's own daemons (dashboard, agents, monitors) run below the cluster too; they are not the user's program.
+    arguments = getattr(sys, "orig_argv", [])[1:4]
+    if any(part in word for word in arguments for part in ("/ray/dashboard/", "/ray/_private/", "/ray/autoscaler/")):
+        # Under a plain ray.init() workers start in the driver's folder; on a cluster that runs already they do not.
+        folder = os.environ.get(variables.WORKING_DIR)
+        if folder and os.getcwd() == variables.CLUSTER_DIR and os.path.isdir(folder):
+            os.chdir(folder)
         return
     sys.excepthook = excepthook
     atexit.register(_at_exit)

@@ -130,14 +130,14 @@ def _add_values(summary: TensorSummary, pick: Callable[[list[int], list[int]], l
         summary["sampled"] = 0
         return
     began = time.monotonic()
-    first = pick([1] * len(shape[:-1]) + [min(FIRST, one) for one in shape[-1:]], [1] * len(shape))
+    first = pick([1] * len(shape[:-1]) + [min(FIRST, side) for side in shape[-1:]], [1] * len(shape))
     values = pick(*_sample_of(shape, PROBE))
     if len(values) < math.prod(shape) and time.monotonic() - began < SLOW_S:
         values = pick(*_sample_of(shape, limit))
     summary["sampled"] = len(values)
-    summary["first"] = [float(one) if math.isfinite(one) else repr(float(one)) for one in first]
-    finite = values if math.isfinite(sum(values)) else [one for one in values if math.isfinite(one)]
-    summary["nan"] = 0 if finite is values else sum(1 for one in values if one != one)
+    summary["first"] = [float(value) if math.isfinite(value) else repr(float(value)) for value in first]
+    finite = values if math.isfinite(sum(values)) else [value for value in values if math.isfinite(value)]
+    summary["nan"] = 0 if finite is values else sum(1 for value in values if value != value)
     summary["inf"] = len(values) - len(finite) - summary["nan"]
     if finite:
         summary["min"], summary["max"] = float(min(finite)), float(max(finite))

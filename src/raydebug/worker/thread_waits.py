@@ -33,7 +33,6 @@ POLLING_FRAMES = 3  # the user's innermost ones, whose locals are searched for w
 PLAIN = (list, tuple, set, frozenset, deque)
 MAX_FUTURES = 100  # of one wait
 MAX_VALUES = 10_000  # of one stack's containers, that are searched for Ray's references
-MAX_CONTAINERS = 200  # of one stack, that are searched for Ray's references
 FUTURES = ("_asyncio", "asyncio.futures", "asyncio.tasks", "concurrent.futures._base")
 # The callback of a future that gets the result of another one, and its variable for that one: CPython 3.10 to 3.13
 # asyncio/futures.py `_chain_future`, asyncio/tasks.py `shield`.
@@ -84,14 +83,14 @@ def _note_wait(stack: ThreadStack, frame: FrameType, innermost: bool) -> None:
         _note_future(stack, locals_of(frame)["self"])
     elif _is_of(frame, "concurrent.futures._base") and function in ("wait", "as_completed"):
         local = locals_of(frame)
-        for one in _some(local.get("pending") or local.get("not_done") or local["fs"]):
-            _note_future(stack, one)
+        for future in _some(local.get("pending") or local.get("not_done") or local["fs"]):
+            _note_future(stack, future)
     elif _is_of(frame, "asyncio.tasks") and function in ("_wait", "wait_for"):
-        for one in _some(locals_of(frame)["fs"] if function == "_wait" else [locals_of(frame).get("fut")]):
-            _note_future(stack, one)
+        for future in _some(locals_of(frame)["fs"] if function == "_wait" else [locals_of(frame).get("fut")]):
+            _note_future(stack, future)
     elif _is_of(frame, "asyncio.taskgroups") and function == "__aexit__":
-        for one in _some(locals_of(frame)["self"]._tasks):
-            _note_future(stack, one)
+        for task in _some(locals_of(frame)["self"]._tasks):
+            _note_future(stack, task)
     else:
         _note_host(stack, frame, innermost)
 
@@ -172,7 +171,7 @@ def _some(futures: Any) -> list[Any]:
 
 def _add(stack: ThreadStack, ids: list[str]) -> None:
     known = stack.setdefault("awaits", [])
-    known += [one for one in ids if one not in known][: MAX_ITEMS - len(known)]
+    known += [name for name in ids if name not in known][: MAX_ITEMS - len(known)]
 
 
 # Objects of Ray
@@ -204,7 +203,7 @@ def _note_polled(stack: ThreadStack, frames: list[FrameType]) -> None:
     if stack.get("objects") or not (inner.co_name == "sleep" or _SLEEPS.search(line)):
         return
     given: list[Any] = []
-    for frame in [one for one in frames if is_users(one)][:POLLING_FRAMES]:
+    for frame in [frame for frame in frames if is_users(frame)][:POLLING_FRAMES]:
         local = locals_of(frame)
         given += list(local.values())
         owner = local.get("self")

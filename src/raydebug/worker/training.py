@@ -81,8 +81,8 @@ def _stacks() -> Iterator[_Stack]:
     active = active_thread()
     running: set[FrameType] = set()
     of_tasks: dict[int | None, list[spans.Span]] = {}
-    for one in [*spans.open_spans.values()]:
-        of_tasks.setdefault(one.task, []).append(one)
+    for span in [*spans.open_spans.values()]:
+        of_tasks.setdefault(span.task, []).append(span)
     for _, frame in sorted(sys._current_frames().items(), key=lambda one: one[0] != active):
         frames = callers(frame)
         running.update(frames)
@@ -109,7 +109,11 @@ def _progress(stacks: Sequence[_Stack]) -> TrainingWords:
     step = next((number for frame in frames if (number := step_of_frame(frame)) is not None), None)
     if step is not None:
         found["step"] = step
-    phases = [one for one in [*spans.open_spans.values()] if _is_phase(one)]
+    phases = [
+        span
+        for span in [*spans.open_spans.values()]
+        if span.name != STEP and (span.task is None or not (span.name in STATE_OF or span.name.endswith(OF_REQUESTS)))
+    ]
     if phases:
         found["phase"], found["phase_age_s"] = phases[-1].name[:MAX_NAME], _since(phases[-1].began_s)
     for stack in stacks:
@@ -118,11 +122,6 @@ def _progress(stacks: Sequence[_Stack]) -> TrainingWords:
         if _at(stack, "/trainer/main_ppo", "run") is not None and STEP not in spans.begun:
             found["starting"] = True
     return found
-
-
-def _is_phase(one: spans.Span) -> bool:
-    of_sample = one.task is not None and (one.name in STATE_OF or one.name.endswith(OF_REQUESTS))
-    return one.name != STEP and not of_sample
 
 
 def _since(moment_s: float) -> float:
@@ -150,9 +149,9 @@ def _samples_of_agents(stacks: Sequence[_Stack]) -> Iterator[OpenSample]:
             continue
         local = locals_of(stack.frames[at])
         ids = (_get(local.get("kwargs"), "uid"), _get(local.get("trajectory"), "sample_index"))
-        uid = next((one for one in ids if one is not None), "?")
+        uid = next((sample_id for sample_id in ids if sample_id is not None), "?")
         sample: OpenSample = {"uid": _text(uid), "state": "in the agent loop"}
-        if timers := [one for one in stack.spans if one.name in STATE_OF]:
+        if timers := [span for span in stack.spans if span.name in STATE_OF]:
             sample["state"] = STATE_OF[timers[-1].name]
             sample["age_s"] = _since(timers[-1].began_s)
         elif inside := [frame for frame in stack.frames[:at] if frame.f_code.co_name in STATE_IN]:
@@ -160,11 +159,13 @@ def _samples_of_agents(stacks: Sequence[_Stack]) -> Iterator[OpenSample]:
         if "age_s" not in sample and (age_s := calls.age_s(stack.frames[at])) is not None:
             sample["age_s"] = age_s
         inner = [locals_of(frame) for frame in stack.frames[:at]]
-        data = next((one["agent_data"] for one in inner if "agent_data" in one), None)
+        data = next((names["agent_data"] for names in inner if "agent_data" in names), None)
         turns = attributes_of(data).get("assistant_turns")
         if type(turns) is int:
             sample["turn"] = turns + (sample["state"] == "generating")
-        called, where = next((tools[id(one["self"])] for one in inner if id(one.get("self")) in tools), ({}, stack))
+        called, where = next(
+            (tools[id(names["self"])] for names in inner if id(names.get("self")) in tools), ({}, stack)
+        )
         if called:
             sample["tool"] = _text(attributes_of(called.get("tool_call")).get("name", "?"))
         if url := url_of(where.frames):
@@ -207,8 +208,8 @@ def _rewards(stacks: Sequence[_Stack]) -> TrainingWords:
         if inside:
             at, frame = managers[0], inside[-1]
             local = [locals_of(stack.frames[number]) for number in managers]
-            given = (one.get("data_source", _get(one.get("kwargs"), "data_source")) for one in local)
-            source = next((one for one in given if one is not None), None)
+            given = (names.get("data_source", _get(names.get("kwargs"), "data_source")) for names in local)
+            source = next((value for value in given if value is not None), None)
         elif (openrlhf := _at(stack, "/openrlhf/", *OPENRLHF_REWARDS)) is not None:
             at, frame = openrlhf, stack.frames[openrlhf]
         else:
@@ -231,7 +232,7 @@ def _requests(stacks: Sequence[_Stack]) -> TrainingWords:
             continue
         local = locals_of(stack.frames[at])
         request: OpenRequest = {"id": _text(local.get("request_id"))}
-        began = [one.began_s for one in stack.spans if one.name.endswith(OF_REQUESTS)]
+        began = [span.began_s for span in stack.spans if span.name.endswith(OF_REQUESTS)]
         age_s = _since(began[-1]) if began else calls.age_s(stack.frames[at])
         if age_s is not None:
             request["age_s"] = age_s
@@ -293,7 +294,7 @@ def url_of(frames: Sequence[FrameType]) -> str | None:
         if is_users(frame):
             local = locals_of(frame)
             found = (_plain_url(local[name]) for name in USERS_URLS if name in local)
-            if url := next((one for one in found if one), None):
+            if url := next((candidate for candidate in found if candidate), None):
                 return url
     return None
 

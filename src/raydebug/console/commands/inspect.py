@@ -213,14 +213,11 @@ async def run_code(debugger: Debugger, code: str) -> str:
         expression = probes.is_expression(code)
     except probes.NotPython as error:
         raise CommandFailed(str(error)) from error
-    if expression and not _awaits(code):
+    nodes = ast.walk(ast.parse(code.strip(), mode="eval")) if expression else ()
+    # pydevd runs a top-level await only in code that is not wrapped.
+    if expression and not any(isinstance(node, ast.Await) for node in nodes):
         code = probes.as_shown_unless_none(code, debugger.value_chars)
     return await debugger.value(code) or ""
-
-
-def _awaits(code: str) -> bool:
-    """Return whether the code has a top-level await, which pydevd runs only in code that is not wrapped."""
-    return any(isinstance(node, ast.Await) for node in ast.walk(ast.parse(code.strip(), mode="eval")))
 
 
 COMMANDS = (

@@ -125,7 +125,7 @@ async def compare(debuggers: Sequence[Debugger], expression: str) -> str:
         return "\n".join(lines)
     finally:
         holders = [one for one, found in zip(debuggers, answers, strict=True) if "packed" in found]
-        await asyncio.gather(*(one.session.evaluate(probes.as_forgotten(key)) for one in holders),
+        await asyncio.gather(*(debugger.session.evaluate(probes.as_forgotten(key)) for debugger in holders),
                              return_exceptions=True)  # fmt: skip
 
 
@@ -187,7 +187,7 @@ async def _differences(base: _EqualValues, others: list[_EqualValues]) -> list[s
         elif "packed" in base.found and "packed" in other.found:
             lines.append(f"{against} {_apart(await _numbers(base), await _numbers(other))}")
         else:
-            size = _count(base.found)
+            size = math.prod(base.found["local_shape"]) if "local_shape" in base.found else int(base.found["numel"])
             why = f"{size} elements, at most {COMPARED_ELEMENTS} are compared one by one" if size else "no elements"
             norms = [group.found["norm"] for group in (base, other) if "norm" in group.found]
             far = f"norm differs by {view.number(abs(norms[0] - norms[1]))}; " if len(norms) == 2 else ""
@@ -229,10 +229,6 @@ def _whole(groups: list[_EqualValues]) -> list[str]:
 
 def _shape(group: _EqualValues) -> object:
     return group.found.get("local_shape", group.found["shape"])
-
-
-def _count(found: dict[str, Any]) -> int:
-    return math.prod(found["local_shape"]) if "local_shape" in found else int(found["numel"])
 
 
 async def _numbers(group: _EqualValues) -> array.array[float]:

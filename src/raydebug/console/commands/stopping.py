@@ -89,7 +89,7 @@ async def wait_for_stop(debugger: Debugger) -> str:
     used = await debugger.breakpoints.note_stop(newest.path, newest.line) if newest else []
     if session.post_mortem or (fresh and debugger.interactive):
         return "\n".join(filter(None, [await opening(debugger), await changed_displays(debugger)]))
-    lines = [f"Deleted breakpoint {one.number} at {visible(one.place)}" for one in used]
+    lines = [f"Deleted breakpoint {point.number} at {visible(point.place)}" for point in used]
     returned = len(before.frames) - len(session.stack.frames)
     if returned > 0 and not fresh:
         lines.append(await _return_value(debugger, before.frames[returned - 1].function))
@@ -185,33 +185,38 @@ def _table(debugger: Debugger) -> str:
     if not debugger.breakpoints.table:
         return "(no breakpoints)"
     rows = ["Num Type         Disp Enb   Where"]
-    for one in debugger.breakpoints.table:
-        kind = "log point" if one.log else "breakpoint"
-        rows.append(f"{one.number:<4}{kind:<13}{'del ' if one.temporary else 'keep'} yes   at {visible(one.place)}")
-        if one.log:
-            rows.append(f"        says {visible(one.log)!r}")
-        if one.condition:
-            rows.append(f"        stop only if {visible(one.condition)}")
-        if one.hits:
-            rows.append(f"        breakpoint already hit {one.hits} time{'s' if one.hits > 1 else ''}")
+    for point in debugger.breakpoints.table:
+        kind = "log point" if point.log else "breakpoint"
+        rows.append(
+            f"{point.number:<4}{kind:<13}{'del ' if point.temporary else 'keep'} yes   at {visible(point.place)}"
+        )
+        if point.log:
+            rows.append(f"        says {visible(point.log)!r}")
+        if point.condition:
+            rows.append(f"        stop only if {visible(point.condition)}")
+        if point.hits:
+            rows.append(f"        breakpoint already hit {point.hits} time{'s' if point.hits > 1 else ''}")
     return "\n".join(rows)
 
 
 async def _clear(debugger: Debugger, argument: str) -> str:
     gone = await _named(debugger, argument) if argument else list(debugger.breakpoints.table)
     await debugger.breakpoints.remove(gone)
-    return "\n".join(f"Deleted breakpoint {one.number} at {visible(one.place)}" for one in gone) or "(no breakpoints)"
+    return (
+        "\n".join(f"Deleted breakpoint {point.number} at {visible(point.place)}" for point in gone)
+        or "(no breakpoints)"
+    )
 
 
 async def _named(debugger: Debugger, argument: str) -> list[Breakpoint]:
     table = debugger.breakpoints.table
     if ":" in argument:
         path, line = await _place(debugger, argument)
-        found = [one for one in table if one.path == path and one.line == line]
+        found = [point for point in table if point.path == path and point.line == line]
         if not found:
             raise CommandFailed(f"There are no breakpoints at {argument}")
         return found
-    numbered = {str(one.number): one for one in table}
+    numbered = {str(point.number): point for point in table}
     for number in argument.split():
         if number not in numbered:
             raise CommandFailed(f"No breakpoint numbered {number}")

@@ -127,14 +127,12 @@ def _after_opening(body: list[ast.stmt], index: int) -> int:
     and so is a `global` for a name of its condition.
     """
     while index < len(body) and (
-        _is_docstring(body[index]) or _is_future(body[index]) or isinstance(body[index], ast.Global | ast.Nonlocal)
+        _is_docstring(body[index])
+        or isinstance(body[index], ast.Global | ast.Nonlocal)
+        or getattr(body[index], "module", "") == "__future__"
     ):
         index += 1
     return index
-
-
-def _is_future(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
 
 
 def _bodies(tree: ast.AST) -> list[list[ast.stmt]]:

@@ -189,7 +189,7 @@ def _build_into(path: str, functions: list[FunctionType], spec: BreakpointSpec) 
     if fault := compiler.fault_of(source, path, spec):
         return FAILED, fault
     # The breakpoints that the file has already stay in it.
-    specs_of_file = [one for one in _specs if os.path.realpath(one["source"]) == path]
+    specs_of_file = [spec for spec in _specs if os.path.realpath(spec["source"]) == path]
     new = dict(compiler.codes_of(compiler.compile_with(source, path, specs_of_file)))
     name = compiler.site_name(spec["id"])
     if not any(name in code.co_names for key, code in new.items() if key[0] != "<module>"):
@@ -214,8 +214,8 @@ def _build_into(path: str, functions: list[FunctionType], spec: BreakpointSpec) 
             continue
         if function.__code__ in now_running:
             running.add(function.__qualname__)
-        for one in specs_of_file:
-            function.__globals__[compiler.site_name(one["id"])] = runtime.site_of(one)
+        for spec in specs_of_file:
+            function.__globals__[compiler.site_name(spec["id"])] = runtime.site_of(spec)
         function.__code__ = code
     if fault:
         return FAILED, fault
