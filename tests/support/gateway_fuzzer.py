@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from gateway_under_test import TOKEN, GatewayUnderTest
-from raydebug.gateway import requests
+from raydebug.gateway import client_requests
 from raydebug.protocol import questions, records, wire
 
 AT_ONCE = 64  # connections
@@ -26,6 +26,8 @@ ASKED_S = 0.05  # how long a control channel answers questions
 NO_THREAD = 99_999
 LONG = 3000
 DEEP = 300
+
+READ = (*client_requests.NUMBERS, *client_requests.TEXTS, *client_requests.LISTS)
 
 
 class Fuzzer:
@@ -121,14 +123,14 @@ class Fuzzer:
     # DAP
 
     def _request(self, seq: int) -> bytes:
-        commands = [*requests.FORWARDED, *requests.FORWARDED, "initialize", "configurationDone", "attach", "terminate"]
+        commands = [*client_requests.FORWARDED] * 2 + ["initialize", "configurationDone", "attach", "terminate"]
         command = self._chance.choice([*commands, "launch", "restart", "", "pydevdAuthorize", self._text()])
         good = {"threadId": 1, "frameId": 2, "variablesReference": 3, "levels": 1, "expression": "secret", "line": 3,
                 "context": "repl", "source": {"path": "/x.py"}, "breakpoints": [{"line": 1}], "name": "secret",
                 "value": "41", "text": "sec", "column": 3, "filters": ["uncaught"], "token": "x" * 64}  # fmt: skip
-        names = sorted({*requests.NUMBERS, *requests.TEXTS, *requests.LISTS, *good, "format", "steal", "ranks"})
+        names = sorted({*READ, *good, "format", "steal", "ranks"})
         arguments: Any = self._fields(names, good)
-        resumes = command in requests.RESUMING
+        resumes = command in client_requests.RESUMING
         if resumes:
             arguments["threadId"] = self._chance.choice([NO_THREAD, *range(2, 50)])  # the others are those of frames
         elif self._chance.random() < 0.05:

@@ -23,10 +23,10 @@ from raydebug.gateway import channel as gateway_channel
 from raydebug.gateway import snapshots
 from raydebug.gateway.board import Board
 from raydebug.gateway.channel import ControlChannel, NoAnswer
+from raydebug.gateway.client_requests import Refused
 from raydebug.gateway.control import Control
 from raydebug.gateway.pause_requests import PauseRequests, describe_location
 from raydebug.gateway.processes import Process
-from raydebug.gateway.requests import Refused
 from raydebug.protocol import messages, questions, records, wire
 from raydebug.protocol.questions import DESCRIBE, FRAMES, PAUSE, QUESTIONS, STACKS, FramesBody, Nothing, StacksBody
 from raydebug.worker import control_channel

@@ -9,8 +9,8 @@ import pytest
 from gateway_under_test import TOKEN, GatewayUnderTest, visit
 from raydebug.dap import RequestFailed
 from raydebug.gateway.board import Board
+from raydebug.gateway.client_requests import Refused
 from raydebug.gateway.processes import Process
-from raydebug.gateway.requests import Refused
 from raydebug.gateway.root_session import RootSession, child_configuration, read_ranks
 from raydebug.protocol.messages import COPIES
 

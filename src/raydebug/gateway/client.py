@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from raydebug.dap import READ_BYTES
-from raydebug.gateway import logs, requests
+from raydebug.gateway import client_requests, logs
 from raydebug.gateway.board import Board, Pause
+from raydebug.gateway.client_requests import LOOK, Refused
 from raydebug.gateway.forwarding import Connection, Forwarder
 from raydebug.gateway.listener import Pieces
 from raydebug.gateway.path_map import PathMap
 from raydebug.gateway.pause_requests import PauseRequests
-from raydebug.gateway.requests import LOOK, Refused
 from raydebug.gateway.root_session import ROOT, TARGET, RootSession
 from raydebug.gateway.throttle import AuthThrottle
 from raydebug.protocol import messages, wire
@@ -125,9 +125,9 @@ class Client:
     def _take(self, message: Message) -> bool:
         """Answer one request; False ends the conversation."""
         try:
-            return self._answer_request(message, *requests.read(message))
+            return self._answer_request(message, *client_requests.read(message))
         except Refused as refused:
-            if refused.code == requests.WRONG_TOKEN:
+            if refused.code == client_requests.WRONG_TOKEN:
                 self._guessed = (message, refused)  # answered after the throttle's delay
             else:
                 self._to.refuse(message, refused)
@@ -140,32 +140,32 @@ class Client:
         if command == "initialize":
             self.name = str(arguments.get("clientName") or "a client")[:80]
             self._starts_sessions = arguments.get("supportsStartDebuggingRequest") is True
-            self._to.answer(message, requests.capabilities())
+            self._to.answer(message, client_requests.capabilities())
         elif command == "attach":
             self._attach(message, arguments)
         elif command == "disconnect":
             self._to.answer(message)
             return False
         elif not self._proven:
-            raise requests.not_proven(command)
+            raise client_requests.not_proven(command)
         elif self._root is not None:
             self._root.take(message)
         elif command == "configurationDone":
             self._to.answer(message)
             self._configured = True
             self._show_stop()
-        elif command in requests.FORWARDED:
+        elif command in client_requests.FORWARDED:
             self._forwarder.forward(message, command, dict(arguments), self._board.pause_of(self))
         else:
-            raise requests.unknown(command)
+            raise client_requests.unknown(command)
         return True
 
     def _attach(self, message: Message, arguments: Message) -> None:
         if not self._has_proved and not arguments.get("token"):
-            logs.audit("refuse", self.title, stranger=self._to.peer, reason=requests.MISSING_TOKEN)
-            raise requests.missing_token()
+            logs.audit("refuse", self.title, stranger=self._to.peer, reason=client_requests.MISSING_TOKEN)
+            raise client_requests.missing_token()
         if not self._has_proved and not wire.is_same(self._services.token, arguments.get("token")):
-            raise requests.wrong_token()
+            raise client_requests.wrong_token()
         self._proven = True
         self._on_proven()
         if self._board.pause_of(self) is not None or self._root is not None or self._attaching is not None:
@@ -190,7 +190,7 @@ class Client:
 
     def _become_root(self, message: Message, arguments: Message) -> None:
         if not self._starts_sessions:
-            raise requests.no_child_sessions()
+            raise client_requests.no_child_sessions()
         self._root = RootSession(self._to, self._board, arguments, self._to.own_address)
         self._services.roots[self._root.id] = self._root
         logs.audit("watch", self.title, job=arguments.get("job"), ranks=arguments.get("ranks"))

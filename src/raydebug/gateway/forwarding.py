@@ -8,10 +8,10 @@ import itertools
 from collections.abc import Awaitable, Callable
 
 from raydebug.dap import READ_BYTES, ConnectionLost, RequestFailed, reduce_latency
-from raydebug.gateway import requests
+from raydebug.gateway import client_requests
 from raydebug.gateway.board import Board, Pause
+from raydebug.gateway.client_requests import Refused
 from raydebug.gateway.path_map import PathMap
-from raydebug.gateway.requests import Refused
 from raydebug.protocol import wire
 from raydebug.protocol.wire import Message
 
@@ -133,9 +133,9 @@ class Forwarder:
             Refused: there is no such process, or the thread to resume is not paused.
         """
         if pause is None or pause.process.ended:
-            raise requests.process_gone()
+            raise client_requests.process_gone()
         process = pause.process
-        if command == "source" and (path := self.paths.file_of(requests.source_reference(arguments))):
+        if command == "source" and (path := self.paths.file_of(client_requests.source_reference(arguments))):
             self._answer_later(message, lambda: read_source(pause, path))
             return
         if command == "pause":
@@ -146,13 +146,13 @@ class Forwarder:
         if command == "setExceptionBreakpoints":  # post-mortem pauses need it, whatever a client prefers
             arguments["filters"] = sorted({*arguments.get("filters", ()), "uncaught"})
         resumed: Pause | None = None
-        if command in requests.RESUMING:
+        if command in client_requests.RESUMING:
             arguments.setdefault("threadId", pause.thread_id)
             if command == "continue":
                 arguments["singleThread"] = True
             resumed = self._board.of_thread(process, arguments["threadId"])
             if resumed is None:  # given the id of a frame, pydevd ends the session and the thread runs on
-                raise requests.not_paused(arguments["threadId"])
+                raise client_requests.not_paused(arguments["threadId"])
         stop = resumed.stopped if resumed is not None else None
         future = process.session.send(command, arguments)
         self._in_flight += 1
@@ -180,10 +180,10 @@ class Forwarder:
         self._in_flight -= 1
         self._answered.set()
         if answer is None:
-            if message.get("command") in requests.RESUMING:  # it resumed, and ended before it could respond
+            if message.get("command") in client_requests.RESUMING:  # it resumed, and ended before it could respond
                 self._to.answer(message)
                 return
-            self._to.refuse(message, requests.process_gone())
+            self._to.refuse(message, client_requests.process_gone())
             return
         body = self.paths.translate_body(answer.get("body"))
         self._to.send({**answer, "body": body, "seq": 0, "request_seq": message.get("seq", 0)})
@@ -193,7 +193,7 @@ class Forwarder:
             try:
                 self._to.answer(message, await ask())
             except (RequestFailed, ConnectionLost, TimeoutError) as error:
-                self._to.refuse(message, requests.failed(str(error) or "there was no response in time"))
+                self._to.refuse(message, client_requests.failed(str(error) or "there was no response in time"))
             finally:
                 self._in_flight -= 1
                 self._answered.set()

@@ -12,10 +12,10 @@ from typing import Any, TypedDict, TypeVar
 
 import h11
 
-from raydebug.gateway import logs, requests
+from raydebug.gateway import client_requests, logs
 from raydebug.gateway.client import Services
+from raydebug.gateway.client_requests import Refused
 from raydebug.gateway.control import DESCRIBED_FOR_S, Choice, Control
-from raydebug.gateway.requests import Refused
 from raydebug.gateway.snapshots import Snapshots
 from raydebug.protocol import records, wire
 from raydebug.protocol.listings import GatewayTask, ListedStacks, with_frames
@@ -147,7 +147,7 @@ class HttpApi:
         if _path(request) == "/health" and request.method == b"GET":
             return 200, {"status": "ok"}
         if not is_proven and not wire.is_same(f"Bearer {self._services.token}", headers.get("authorization", "")):
-            refused = requests.wrong_token() if headers.get("authorization") else requests.missing_token()
+            refused = client_requests.wrong_token() if headers.get("authorization") else client_requests.missing_token()
             return WRONG_TOKEN, _refusal(refused.code, str(refused), refused.fix)
         return 0, {}
 

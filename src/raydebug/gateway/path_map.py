@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from raydebug.gateway.requests import Refused
+from raydebug.gateway.client_requests import Refused
 from raydebug.protocol.messages import COPIES
 from raydebug.protocol.wire import Message
 

@@ -14,9 +14,9 @@ from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.gateway import logs
 from raydebug.gateway.board import Board, Pause
 from raydebug.gateway.channel import ControlChannel, NoAnswer
+from raydebug.gateway.client_requests import LOOK, Refused
 from raydebug.gateway.control import Control
 from raydebug.gateway.pause_lifecycle import resume
-from raydebug.gateway.requests import LOOK, Refused
 from raydebug.protocol import messages
 from raydebug.protocol.questions import PAUSE, WITHDRAW, PauseBody
 

@@ -17,8 +17,8 @@ from pathlib import PurePath
 from typing import Any
 
 from raydebug.gateway.board import Board, Pause
+from raydebug.gateway.client_requests import Refused
 from raydebug.gateway.forwarding import Connection
-from raydebug.gateway.requests import Refused
 from raydebug.protocol import wire
 from raydebug.protocol.listings import ListedPause
 from raydebug.protocol.messages import COPIES

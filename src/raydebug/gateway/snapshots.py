@@ -11,8 +11,8 @@ from typing import Any
 
 from raydebug.gateway.board import Board
 from raydebug.gateway.channel import NoAnswer
+from raydebug.gateway.client_requests import Refused
 from raydebug.gateway.control import Control
-from raydebug.gateway.requests import Refused
 from raydebug.protocol import messages, records, wire
 from raydebug.protocol.questions import SAVE_PAUSE, SavePauseBody
 from raydebug.protocol.records import BadRecord
