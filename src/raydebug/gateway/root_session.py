@@ -122,17 +122,14 @@ class RootSession:
             await self._board.change()
 
     def _is_new(self, pause: Pause) -> bool:
+        about = self._board.describe(pause)
         return (
             pause.first not in self._started  # later pauses of such a session have the same `first`
             and self._board.is_free(pause)
-            and self._is_wanted(self._board.describe(pause))
+            and self._job in (None, about.get("job"), about.get("job_id"))
+            and (self._ranks is None or about.get("rank") in self._ranks)
             and self._board.next_for(pause.process) is None
         )
-
-    def _is_wanted(self, about: ListedPause) -> bool:
-        if self._job is not None and self._job not in (about.get("job"), about.get("job_id")):
-            return False
-        return self._ranks is None or about.get("rank") in self._ranks
 
 
 def child_configuration(arguments: Message, pause: ListedPause, address: tuple[str, int]) -> Message:

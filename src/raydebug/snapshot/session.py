@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from raydebug.console.frames import Frame, read_local
 from raydebug.protocol import wire
-from raydebug.protocol.snapshot import SavedFrame, SnapshotDocument
+from raydebug.protocol.snapshot import SnapshotDocument
 from raydebug.protocol.wire import Message
 from raydebug.render import visible
 from raydebug.snapshot.console import dap_frame, exception_lines, raised_frames, source_lines
@@ -88,8 +88,11 @@ class SnapshotSession:
         found = set[int]()
         frames = sorted(enumerate(self._document["frames"]), key=lambda one: one[1].get("file", ""))
         for file, same in itertools.groupby(frames, key=lambda one: one[1].get("file", "")):
-            lines = read_local(file)
-            found.update(index for index, frame in same if lines is not None and _has_lines(lines, frame))
+            lines = [line.rstrip() for line in read_local(file) or ()]
+            for index, frame in same:
+                saved, first = [line.rstrip() for line in frame.get("source", [])], frame.get("source_from", 1) - 1
+                if lines and lines[first : first + len(saved)] == saved:
+                    found.add(index)
         return found
 
     def _scopes(self, given: Message) -> Message:
@@ -152,9 +155,3 @@ def _number(given: Message, name: str, default: int = 0) -> int:
     if type(found) is not int or found < 1:
         raise LookupError(name)
     return found
-
-
-def _has_lines(lines: Sequence[str], frame: SavedFrame) -> bool:
-    """Return whether the lines of a file are still those that were saved of a frame."""
-    saved, first = frame.get("source", []), frame.get("source_from", 1) - 1
-    return [line.rstrip() for line in lines[first : first + len(saved)]] == [line.rstrip() for line in saved]

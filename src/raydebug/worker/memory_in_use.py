@@ -12,13 +12,9 @@ CGROUP = "/sys/fs/cgroup"
 
 def memory_in_use() -> float:
     """Return the largest of these fractions, from 0 to 1."""
-    return max(_host(), _container(), *(used / total for _, used, total, _ in devices()))
-
-
-def _host() -> float:
     fields = dict(line.split(":", 1) for line in read_file("/proc/meminfo").splitlines())
     total, available = (float(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
-    return 1 - available / total
+    return max(1 - available / total, _container(), *(used / size for _, used, size, _ in devices()))
 
 
 def _container() -> float:

@@ -78,7 +78,10 @@ def pause_on_error(kind: type[BaseException], error: BaseException, trace: Trace
         if not issubclass(type(member), BaseExceptionGroup):
             _log(f"an exception group has ended it, of which the first exception is shown: {type(group).__name__}")
         kind, error, trace = type(member), member, member.__traceback__
-    if trace is None or not issubclass(kind, Exception) or _was_shown_elsewhere(error):
+    if trace is None or not issubclass(kind, Exception):
+        return False
+    # What ray.get raises for a failed task: that task has paused already, at the frame that matters.
+    if "ray.exceptions" in sys.modules and isinstance(error, sys.modules["ray.exceptions"].RayError):
         return False
 
     def suspend(debugger: Any, thread: threading.Thread, info: Any) -> None:
@@ -199,12 +202,6 @@ def _log(text: str) -> None:
 
 
 _logged: set[str] = set()
-
-
-def _was_shown_elsewhere(error: BaseException) -> bool:
-    # What ray.get raises for a failed task: that task has paused already, at the frame that matters.
-    exceptions = sys.modules.get("ray.exceptions")
-    return exceptions is not None and isinstance(error, exceptions.RayError)
 
 
 def _announce(debugger: Any, thread: threading.Thread, record: PauseRecord) -> None:
