@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shlex
 import subprocess
@@ -133,9 +134,9 @@ def shell_code(code: int) -> int:
 
 
 def birth_of(pid: int) -> str:
-    """Return what tells a process from an earlier or later one with its id; empty if it is gone, or without /proc.
+    """Return what tells a process from an earlier or later one with its id; empty if it is gone.
 
-    Not psutil's `create_time`, which moves when the machine's clock is set.
+    Where there is /proc not psutil's `create_time`, which moves there when the machine's clock is set.
 
     Source: proc(5), `starttime` of /proc/PID/stat: clock ticks since the machine was started, which `boot_id` names.
     """
@@ -143,6 +144,12 @@ def birth_of(pid: int) -> str:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
+        if Path("/proc/self/stat").exists():
+            return ""
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            return str(psutil.Process(pid).create_time())
         return ""
     after_name = stat.rpartition(b")")[2].split()  # the name may hold any character
     return f"{boot_id} {after_name[19].decode()}"

@@ -122,23 +122,16 @@ def test_clock_that_is_set(sleeper: subprocess.Popen[bytes], monkeypatch: pytest
     """The supervisor of a cluster is found after the wall clock was set: /proc/stat's btime moves with it."""
     from psutil import _pslinux
 
-    started, birth = psutil.Process(sleeper.pid).create_time(), birth_of(sleeper.pid)
-    known = a_cluster(supervisor_pid=sleeper.pid, supervisor_started=started, supervisor_birth=birth)
+    known = a_cluster(supervisor_pid=sleeper.pid, supervisor_birth=birth_of(sleeper.pid))
     real = _pslinux.boot_time
     monkeypatch.setattr(_pslinux, "boot_time", lambda: real() + step_s)
     assert local.supervisor_of(known).pid == sleeper.pid
 
 
-@pytest.mark.parametrize("record", [{"supervisor_started": 5.0}, {"supervisor_birth": "boot 5"}])
+@pytest.mark.parametrize("record", [{}, {"supervisor_birth": "boot 5"}])
 def test_another_process_with_the_pid(sleeper: subprocess.Popen[bytes], record: dict[str, Any]):
     """A process that has the pid of a supervisor that is gone is not taken for it."""
     assert local.supervisor_of(a_cluster(supervisor_pid=sleeper.pid, **record)) is None
-
-
-def test_record_of_an_earlier_version(sleeper: subprocess.Popen[bytes]):
-    """A running cluster whose record has no birth of its supervisor, as raydebug 0.1 wrote it, is found."""
-    started = psutil.Process(sleeper.pid).create_time()
-    assert local.is_alive(a_cluster(supervisor_pid=sleeper.pid, supervisor_started=started))
 
 
 def a_cluster(**supervisor: Any) -> state.Cluster:

@@ -124,15 +124,9 @@ def supervisor_of(cluster: Cluster) -> psutil.Process | None:
     """Return the cluster's supervisor process, or None; its birth tells it from a later process with its pid."""
     with contextlib.suppress(psutil.NoSuchProcess):
         found = psutil.Process(cluster.supervisor_pid) if cluster.supervisor_pid else None
-        if found is not None and _is_supervisor(cluster, found) and runs(found):
+        if found is not None and process.birth_of(found.pid) == cluster.supervisor_birth and runs(found):
             return found
     return None
-
-
-def _is_supervisor(cluster: Cluster, found: psutil.Process) -> bool:
-    if cluster.supervisor_birth:
-        return process.birth_of(found.pid) == cluster.supervisor_birth
-    return abs(found.create_time() - cluster.supervisor_started) < 1
 
 
 def marked_processes(cluster: Cluster) -> list[psutil.Process]:
@@ -192,9 +186,8 @@ def _start(cluster: Cluster) -> Cluster:
     with open_private(cluster.folder / "supervisor.log", "wb") as log:
         environment = {**start_environment(os.environ, cluster.gpus), variables.CLUSTER_ID: cluster.id}
         supervisor = process.start(argv, env=environment, output=log, new_session=True)
-    started = psutil.Process(supervisor.pid).create_time()
     birth = process.birth_of(supervisor.pid)
-    cluster = replace(cluster, supervisor_pid=supervisor.pid, supervisor_started=started, supervisor_birth=birth)
+    cluster = replace(cluster, supervisor_pid=supervisor.pid, supervisor_birth=birth)
     state.save_cluster(cluster)
     return cluster
 

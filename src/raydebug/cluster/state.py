@@ -94,7 +94,6 @@ class Cluster:
         ports: by purpose; see up.PURPOSES.
         supervisor_pid, supervisor_birth: the supervisor of a local one (process.birth_of); the tunnel to the head
             (tunnel.py) of a joined one.
-        supervisor_started: when it started, by psutil: for records of raydebug 0.1, and where there is no /proc.
         owner: pid of the `run` that started a local one, which ends with the last `run` that uses it; 0: it stays.
         project: folder of this machine that a compose cluster has as /workspace.
         user: `UID:GID` that its containers run as.
@@ -117,7 +116,6 @@ class Cluster:
     flavour: str
     created: float
     supervisor_pid: int = 0
-    supervisor_started: float = 0.0  # earlier.py: records of 0.1 have no birth
     supervisor_birth: str = ""
     owner: int = 0
     project: str = ""

@@ -133,10 +133,7 @@ def _start(cluster: Cluster) -> Cluster:
     with open_private(cluster.folder / LOG, "wb") as log:
         environ = without_slurm(os.environ) if cluster.there.slurm_job else os.environ
         tunnel = process.start(argv, env=environ, output=log, cwd=folder_of_commands(cluster), new_session=True)
-    cluster = replace(
-        cluster, supervisor_pid=tunnel.pid, supervisor_birth=process.birth_of(tunnel.pid),
-        supervisor_started=psutil.Process(tunnel.pid).create_time(),
-    )  # fmt: skip
+    cluster = replace(cluster, supervisor_pid=tunnel.pid, supervisor_birth=process.birth_of(tunnel.pid))
     state.save_cluster(cluster)
     return cluster
 
