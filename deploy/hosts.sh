@@ -16,12 +16,12 @@ options=${NODE_OPTIONS:-}      # of `raydebug node`: --gpus 8, --interface ib0, 
 start() { # HOST OPTIONS...: start a node, whose standard input is ours, and return when it is up
   "${ssh[@]}" "$1" "umask 077; mkdir $there && cd $there || exit 1; exec 3<&0
     setsid nohup $raydebug node $options ${*:2} <&3 >node.log 2>&1 & echo \$! >pid; exec 3<&-
-    until grep -q ': up\$' node.log; do kill -0 \$(cat pid) || { tail -n 4 node.log >&2; exit 1; }; sleep 0.5; done"
+    until grep -qs ': up\$' node.log; do kill -0 \$(cat pid) 2>/dev/null || { tail -n 4 node.log >&2; exit 1; }; sleep 0.5; done"
 }
 
 end() { # HOST: end its node, which ends all that it has started; a number that another program has by now is left alone
   "${ssh[@]}" "$1" "cd $there 2>/dev/null || exit 0; pid=\$(cat pid 2>/dev/null)
-    ours() { tr '\\0' ' ' </proc/\$pid/cmdline 2>/dev/null | grep -q ' node '; }
+    ours() { { tr '\\0' ' ' </proc/\$pid/cmdline; } 2>/dev/null | grep -q ' node '; }
     ours && kill \$pid; while ours; do sleep 0.2; done; rm -rf $there"
 }
 
@@ -39,7 +39,7 @@ up)
   there=/tmp/raydebug-hosts-$(od -An -N8 -tx8 /dev/urandom | tr -d ' ') hosts=${*:3}
   echo "$there $hosts" >"$here/hosts"
   # Ctrl-C, or a node that does not come up: all of them end.
-  trap '[ $? = 0 ] || { for job in $(jobs -p); do kill -- "-$job" 2>/dev/null || true; done; end_all; }' EXIT
+  trap '[ $? = 0 ] || { for job in $(jobs -p); do kill -- "-$job" 2>/dev/null || true; done; end_all || true; }' EXIT
   head=$3 started=()
   start "$head" --head --folder "$there/cluster" --nodes $(($# - 2)) </dev/null
   for file in cluster.json token; do
