@@ -90,6 +90,7 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
     keys = target.checks.keys if BACKEND in facts["variables"] else {}
     return [
         *judge_packages(facts, trainer=target.program.trainer.name if target.program else None, engine=_engine(target)),
+        *(judge_platform(facts) if target.program and not target.elsewhere else ()),
         *judge_variables(facts, target.caller, keys),
         *([] if target.elsewhere else _judge_machine(target, facts, on_cpu=on_cpu)),
     ]
@@ -113,6 +114,12 @@ def _engine(target: Target) -> str:
     return names[-1] if names else "vllm"
 
 
+def judge_platform(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """Return whether verl's platform for CPUs is missing where it is asked for. Pure."""
+    if "verl" in facts["packages"] and is_on_cpu(facts["variables"]) and "raydebug-cpu" not in facts["packages"]:
+        yield finding("env.package-missing.platform", version=__version__)
+
+
 def judge_packages(facts: Mapping[str, Any], *, trainer: str | None, engine: str = "vllm") -> Iterator[Finding]:
     """Return what is wrong with the packages. Pure but for the lock, which is raydebug's own file."""
     has: dict[str, str] = facts["packages"]
@@ -133,8 +140,6 @@ def judge_packages(facts: Mapping[str, Any], *, trainer: str | None, engine: str
         else:
             installs = install(name, "" if flavour == "core" else flavour)
             yield finding("env.package-missing.training", name=name, trainer=who, install=installs)
-    if trainer == "verl" and is_on_cpu(facts["variables"]) and "raydebug-cpu" not in has:
-        yield finding("env.package-missing.platform", version=__version__)
     if "debugpy" not in has:
         yield finding(
             "env.package-missing.debugger", executable=facts["executable"], version=_lock("core").pins["debugpy"]
