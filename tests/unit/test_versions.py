@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import raydebug
-from raydebug.check.env import judge_packages
+from raydebug.check.env import judge_packages, judge_platform
 from raydebug.cluster.dashboard import why_no_gcs
 from raydebug.cluster.find import cluster_at
 from raydebug.settings import flavours
@@ -109,5 +109,5 @@ def test_the_platform_for_cpus_is_named(variables, has):
         "user_site": [],
         "executable": "python",
     }
-    found = [one.fix for one in judge_packages({**facts, "variables": variables}, trainer="verl")]
+    found = [one.fix for one in judge_platform({**facts, "variables": variables})]
     assert (f"pip install raydebug-cpu=={raydebug.__version__}" not in found) == has
