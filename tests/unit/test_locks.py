@@ -93,27 +93,31 @@ def test_not_plain_text(lock: Path, spoil: object, cause: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "cause"),
+    ("old", "new"),
     [
-        ("torch==2.13.0+cpu", "Ray==2.13.0", "line 11: expected NAME==VERSION, found 'Ray==2.13.0 \\\\'"),
-        ("torch==2.13.0+cpu", "ray==2.59.0", "line 11: ray is pinned twice, first on line 8"),
-        ("ray==2.60.0", "ray>=2.60.0", "line 8: expected NAME==VERSION, found 'ray>=2.60.0 \\\\'"),
-        (f"torch==2.13.0+cpu \\\n    --hash=sha256:{B}", "torch==2.13.0", "line 11: torch has no --hash"),
-        (f"sha256:{B}\ntorch", "sha256:bbb\ntorch", "line 10: expected a --hash of ray, found '    --hash=sha256:bbb'"),
-        (f"cpu \\\n    --hash=sha256:{B}", f"cpu \\\n    --hash=sha256:{B} \\", "line 12: it ends in the middle of"),
-        ("# flavour: core", "# flavor: core", "line 2: expected '# flavour: ...', found '# flavor: core'"),
-        ("# raydebug lock", "\t# raydebug lock", "line 1: expected '# raydebug lock"),
-        (BODY, "", "line 5: it pins nothing"),
+        ("torch==2.13.0+cpu", "Ray==2.13.0"),
+        ("torch==2.13.0+cpu", "ray==2.59.0"),
+        ("ray==2.60.0", "ray>=2.60.0"),
+        (f"torch==2.13.0+cpu \\\n    --hash=sha256:{B}", "torch==2.13.0"),
+        (f"sha256:{B}\ntorch", "sha256:bbb\ntorch"),
+        (f"cpu \\\n    --hash=sha256:{B}", f"cpu \\\n    --hash=sha256:{B} \\"),
+        ("# flavour: core", "# flavor: core"),
+        ("# raydebug lock", "\t# raydebug lock"),
+        (BODY, ""),
     ],
-)  # fmt: skip
-def test_not_a_lock(lock: Path, old: str, new: str, cause: str) -> None:
-    """A line that `nox -s lock` does not write is refused with its number."""
+)
+def test_not_a_lock(lock: Path, old: str, new: str) -> None:
+    """A line that `nox -s lock` does not write, a package twice, a pin without hash: the whole lock is refused."""
     text = lock.read_text()
     assert old in text
     lock.write_text(text.replace(old, new))
     failure = refusal(lock)
     assert failure.code == "lock.malformed"
-    assert failure.cause.startswith(cause)
+    assert str(failure) == (
+        f"error: {lock} is not a lock that `nox -s lock` made\n"
+        "cause: its title, its header or its pins have another shape\n"
+        f"fix: git checkout -- {lock}"
+    )
 
 
 def test_missing_and_loop(tmp_path: Path) -> None:

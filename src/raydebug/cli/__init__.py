@@ -93,11 +93,7 @@ def _code_of(error: Exception, *, debug: bool, as_json: bool) -> int:
             fix = f"put the command after `--`: `{line} -- python ...`; {fix}"
         own = itertools.takewhile(lambda word: word != "--", sys.argv[1:])
         options = [word.partition("=")[0] for word in own if word.startswith("-")]  # values may hold secrets
-        usage = UsageError(
-            say().rstrip("."),
-            cause=f"the command line: {' '.join([line, *options])}",
-            fix=fix,
-        )
+        usage = UsageError(say().rstrip("."), cause=f"the command line: {' '.join([line, *options])}", fix=fix)
         render.error(usage, as_json=as_json)
         return Exit.USAGE
     if debug:

@@ -74,10 +74,7 @@ HEADINGS = {
         Verb("adapter", "editors:adapter", hidden=True),
         Verb("mcp", "mcp:mcp"),
     ),
-    "Make": (
-        Verb("image", "make:image"),
-        Verb("tiny", "make:tiny"),
-    ),
+    "Make": (Verb("image", "make:image"), Verb("tiny", "make:tiny")),
 }
 
 

@@ -146,10 +146,7 @@ def _write(path: Path, text: str) -> None:
         write_named(path, text, mode=None)
     except OSError as failure:
         raise UsageError(
-            f"cannot write {path}",
-            cause=str(failure),
-            fix="name another file with --junit",
-            code="check.junit",
+            f"cannot write {path}", cause=str(failure), fix="name another file with --junit", code="check.junit"
         ) from failure
 
 

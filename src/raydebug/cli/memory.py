@@ -37,8 +37,7 @@ def memory(
         str | None, typer.Option("--pid", metavar="[NODE:]PID", help="One process, and who holds its memory.")
     ] = None,
     snapshot: Annotated[
-        Path | None,
-        typer.Option("--snapshot", metavar="FILE", help="Read a snapshot of torch's GPU allocator."),
+        Path | None, typer.Option("--snapshot", metavar="FILE", help="Read a snapshot of torch's GPU allocator.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Of --snapshot: write a page, too.")
@@ -146,7 +145,6 @@ def _show(looks: list[Look], *, as_json: bool, name: str) -> None:
 
 
 def _record_of(look: Look) -> Run | None:
-    """Return the record of the job, if this machine has it."""
     from raydebug.runs.folder import load_run
 
     jobs = {process["process"]["job"] for process in look.processes} - {None}

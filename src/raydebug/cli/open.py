@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Json, Name
+from raydebug.cli.options import Execute, Json, Name
 from raydebug.errors import Exit, RaydebugError, UsageError
 
 if TYPE_CHECKING:
@@ -23,10 +23,7 @@ def open_(
         list[str] | None,
         typer.Argument(metavar="[FILE|RUN [OUT]]", help="A snapshot, a run or its folder. Default: the last run."),
     ] = None,
-    execute: Annotated[
-        list[str] | None,
-        typer.Option("-x", "--execute", metavar="COMMAND", help="Run this debugger command and leave; repeatable."),
-    ] = None,
+    execute: Execute = None,
     pick: Annotated[
         str | None, typer.Option("--pick", metavar="ID", help="Its id, or its number in --list. Default: the first.")
     ] = None,

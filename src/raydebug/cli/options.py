@@ -35,6 +35,10 @@ TinyModel = Annotated[
 TinyData = Annotated[
     str | None, typer.Option("--data", metavar="tiny", help="tiny: train on the first rows of the same data.")
 ]
+Execute = Annotated[
+    list[str] | None,
+    typer.Option("-x", "--execute", metavar="COMMAND", help="Run this debugger command and leave; repeatable."),
+]
 Debugger = Annotated[
     str | None,
     typer.Option(help="off, breakpoint (default), post-mortem, legacy or legacy-post-mortem.", metavar="MODE"),

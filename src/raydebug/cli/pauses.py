@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Address, Json, Name
+from raydebug.cli.options import Address, Execute, Json, Name
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol import messages
 
@@ -29,10 +29,6 @@ _JOB_HELP = "All pauses of this job at one prompt."
 _PID_HELP = "A process that works: it pauses at the line where it is. PID@IP where several nodes have that number."
 _WORKER_HELP = "The same, by the beginning of its Ray worker id."
 _TIMEOUT_HELP = "Limit of the wait for pauses, and of each wait for a stop with -x (there: 60)."
-_Commands = Annotated[
-    list[str] | None,
-    typer.Option("-x", "--execute", metavar="COMMAND", help="Run this debugger command and leave; repeatable."),
-]
 
 
 def paused(
@@ -95,7 +91,6 @@ def _find(name: str, address: str | None) -> tuple[Cluster, str]:
 
 
 def _show_table(pauses: list[ListedPause], *, to_stderr: bool = False) -> None:
-    """Print pauses as a table, on stdout or stderr."""
     from raydebug.client.gateway_client import name_owner, name_place, name_reason
 
     rows = [
@@ -119,7 +114,7 @@ def attach(
     job: Annotated[str | None, typer.Option("--job", metavar="JOB", help=_JOB_HELP)] = None,
     pid: Annotated[str | None, typer.Option("--pid", metavar="PID", help=_PID_HELP)] = None,
     worker: Annotated[str | None, typer.Option("--worker", metavar="ID", help=_WORKER_HELP)] = None,
-    execute: _Commands = None,
+    execute: Execute = None,
     timeout: Annotated[float | None, typer.Option(min=0.0, metavar="SECONDS", help=_TIMEOUT_HELP)] = None,
     steal: Annotated[bool, typer.Option("--steal", help="Take the pause from a client that holds it.")] = False,
     name: Name = "default",

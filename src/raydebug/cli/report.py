@@ -61,9 +61,7 @@ def report(
         )
     if lists and runs:
         raise UsageError(
-            "--list takes no run",
-            cause=f"'{runs[0]}' is one; --list shows all",
-            fix="leave one of them out",
+            "--list takes no run", cause=f"'{runs[0]}' is one; --list shows all", fix="leave one of them out"
         )
     if lists:
         _list(list_runs(), as_json=as_json)

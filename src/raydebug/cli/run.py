@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from raydebug import render
-from raydebug.cli.options import (
-    GPUS_HELP,
-    Debugger,
-    Name,
-    TinyData,
-    TinyModel,
-    TrainerName,
-    command_of,
-    tiny_kinds,
-)
+from raydebug.cli.options import GPUS_HELP, Debugger, Name, TinyData, TinyModel, TrainerName, command_of, tiny_kinds
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol.secrets import without_secret_arguments
 
@@ -33,13 +24,11 @@ if TYPE_CHECKING:
 TRY_PROFILE = "debug"
 _Gpus = Annotated[int | None, typer.Option(help=GPUS_HELP, min=0, metavar="N")]
 _DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="Run nothing: show the command that would run, and why each setting changes."),
+    bool, typer.Option("--dry-run", help="Run nothing: show the command that would run, and why each setting changes.")
 ]
 _Command = Annotated[list[str] | None, typer.Argument(help="The command, after `--`.", metavar="-- COMMAND...")]
 _Profile = Annotated[
-    str | None,
-    typer.Option(help="Apply a profile to a training command, such as debug.", metavar="PROFILE"),
+    str | None, typer.Option(help="Apply a profile to a training command, such as debug.", metavar="PROFILE")
 ]
 _Breaks = Annotated[
     list[str] | None,
@@ -68,8 +57,7 @@ _StopOn = Annotated[
     ),
 ]
 _KeepWatchdogs = Annotated[
-    bool,
-    typer.Option("--keep-watchdogs", help="Leave the time limits alone by which torch and vLLM end long pauses."),
+    bool, typer.Option("--keep-watchdogs", help="Leave the time limits alone by which torch and vLLM end long pauses.")
 ]
 _HangAfter = Annotated[
     float | None,
@@ -134,8 +122,7 @@ _Again = Annotated[
     ),
 ]
 _Verl = Annotated[
-    str | None,
-    typer.Option(metavar="VERSION", help="With --dry-run: take verl for this version, such as 0.7.1."),
+    str | None, typer.Option(metavar="VERSION", help="With --dry-run: take verl for this version, such as 0.7.1.")
 ]
 _AsJson = Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON document on stdout.")]
 

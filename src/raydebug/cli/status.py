@@ -8,7 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,9 +18,6 @@ from raydebug.errors import Exit, RaydebugError, UsageError
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
-
-# The debugger of the cluster or of a running job.
-_LiveMode = TypedDict("_LiveMode", {"for": str, "debugger": str, "variables": dict[str, str], "from": str})
 
 
 def show_cluster(cluster: Cluster, nodes: Sequence[Mapping[str, Any]] = (), *, usable: bool = True) -> None:
@@ -92,7 +89,7 @@ def describe(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _live_modes(cluster: Cluster) -> list[_LiveMode]:
+def _live_modes(cluster: Cluster) -> list[dict[str, Any]]:
     """Return which debugger is live in the cluster and in each running job, and where that came from.
 
     A cluster that does not answer, and a job with a variable that Ray does not know, have no row.
@@ -104,7 +101,7 @@ def _live_modes(cluster: Cluster) -> list[_LiveMode]:
         with contextlib.suppress(RaydebugError):
             live.append({"for": what, "debugger": mode_of(variables), "variables": variables, "from": origin})
 
-    live: list[_LiveMode] = []
+    live: list[dict[str, Any]] = []
     of_cluster = mode_variables(cluster.debugger)
     add("cluster", of_cluster, "raydebug up")
     with contextlib.suppress(RaydebugError):
@@ -208,10 +205,7 @@ def _show_pool(pool: dict[str, Any]) -> None:
 
 
 def logs(
-    service: Annotated[
-        str | None,
-        typer.Argument(help="head, gateway, or in containers worker. Default: all."),
-    ] = None,
+    service: Annotated[str | None, typer.Argument(help="head, gateway, or in containers worker. Default: all.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow until Ctrl-C, or until the cluster ends.")
     ] = False,

@@ -56,20 +56,17 @@ _Yes = Annotated[
     bool, typer.Option("--yes", help="compose: merge the project's own compose file, whatever it asks for.")
 ]
 _Flavour = Annotated[
-    str | None,
-    typer.Option(help="compose: core, cpu, cuda ... (default: cuda with a GPU).", metavar="FLAVOUR"),
+    str | None, typer.Option(help="compose: core, cpu, cuda ... (default: cuda with a GPU).", metavar="FLAVOUR")
 ]
 _Workers = Annotated[
-    int,
-    typer.Option(help="compose: how many workers. Default: 1.", min=0, metavar="N", show_default=False),
+    int, typer.Option(help="compose: how many workers. Default: 1.", min=0, metavar="N", show_default=False)
 ]
 _Prefork = Annotated[
     bool,
     typer.Option("--prefork", help="local: keep processes with torch, vLLM and verl imported; runs start in seconds."),
 ]
 _DashboardPort = Annotated[
-    int | None,
-    typer.Option(help="Default: 8265 if free. 0 takes a free one.", min=0, max=65535, metavar="PORT"),
+    int | None, typer.Option(help="Default: 8265 if free. 0 takes a free one.", min=0, max=65535, metavar="PORT")
 ]
 _Mount = Annotated[
     list[str] | None,
@@ -81,8 +78,7 @@ _EnvFile = Annotated[
     typer.Option("--env-file", help="compose: KEY=VALUE lines for the nodes (HF_TOKEN ...), mode 600.", metavar="FILE"),
 ]
 _DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="compose: start nothing, show the sizes that would be chosen."),
+    bool, typer.Option("--dry-run", help="compose: start nothing, show the sizes that would be chosen.")
 ]
 _WriteEnv = Annotated[
     Path | None,
@@ -91,8 +87,7 @@ _WriteEnv = Annotated[
     ),
 ]
 _GatewayPort = Annotated[
-    int | None,
-    typer.Option(help="Default: 5678 if free. 0 takes a free one.", min=0, max=65535, metavar="PORT"),
+    int | None, typer.Option(help="Default: 5678 if free. 0 takes a free one.", min=0, max=65535, metavar="PORT")
 ]
 _Join = Annotated[
     str | None,
@@ -240,7 +235,6 @@ def _bring_up(options: UpOptions, asked: str | None) -> tuple[Cluster, bool]:
 
 
 def _preview(options: UpOptions, *, as_json: bool) -> None:
-    """Show the sizes and the command that `up` would choose."""
     import shlex
 
     from raydebug.cluster.compose.lifecycle import preview
@@ -295,7 +289,6 @@ def down(name: Name = "default") -> None:
 
 
 def _name_pauses(cluster: Cluster) -> None:
-    """Say what waits in a cluster that runs on."""
     from raydebug.client.gateway_client import fetch_pauses
 
     with contextlib.suppress(RaydebugError):

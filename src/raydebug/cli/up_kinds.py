@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from raydebug.errors import UsageError
 
 KINDS = ("local", "compose")
-# The kinds that take an option; the first one is meant where nothing else says which. Other options are for all.
-TAKES = {
-    "--python": ("local",),
-    "--prefork": ("local", "compose"),
-    "--mount": ("compose",),
-    "--hf-cache": ("compose",),
-    "--env-file": ("compose",),
-    "--dry-run": ("compose",),
-    "--yes": ("compose",),
-    "--write-env": ("compose",),
-    "--flavour": ("compose",),
-    "--workers": ("compose",),
+# The options that one kind alone takes. All others, --prefork too, are for both.
+OF_KIND = {
+    "--python": "local",
+    **dict.fromkeys(("--mount", "--hf-cache", "--env-file", "--dry-run", "--yes", "--write-env"), "compose"),
+    **dict.fromkeys(("--flavour", "--workers"), "compose"),
 }
-WITHOUT_A_KIND = ("--prefork",)  # it chooses none
 WITH_JOIN = ("--join", "--through", "--name", "--debugger", "--gateway-port", "--json")
 
 
@@ -39,15 +31,16 @@ def choose(asked: str | None, given: Sequence[str]) -> str | None:
             f"there is no kind of cluster '{asked}'", cause=f"--cluster takes: {', '.join(KINDS)}",
             fix="raydebug up --cluster local", code="cluster.unknown-kind",
         )  # fmt: skip
-    kinds: Collection[str] = KINDS if asked is None else (asked,)
-    says_it = False
-    for option in given:
-        says_it |= option in TAKES and option not in WITHOUT_A_KIND
-        fitting = [kind for kind in kinds if kind in TAKES.get(option, KINDS)]
-        if not fitting:
-            _refuse(next(iter(kinds)), [one for one in given if not set(kinds) & set(TAKES.get(one, KINDS))])
-        kinds = fitting
-    return asked or (next(iter(kinds)) if says_it else None)
+    kind = asked or next((OF_KIND[option] for option in given if option in OF_KIND), None)
+    if wrong := [option for option in given if OF_KIND.get(option, kind) != kind]:
+        other, (verb, pronoun) = OF_KIND[wrong[0]], ("is", "it") if len(wrong) == 1 else ("are", "them")
+        raise UsageError(
+            f"{' and '.join(wrong)} {verb} for --cluster {other}",
+            cause=f"this is a cluster of the kind {kind}, which has no place for {pronoun}",
+            fix=f"leave {pronoun} out, or use --cluster {other}",
+            code="cluster.not-containers" if other == "compose" else f"cluster.not-{other}",
+        )
+    return kind
 
 
 def refuse_for_join(url: str, given: Sequence[str]) -> None:
@@ -62,13 +55,3 @@ def refuse_for_join(url: str, given: Sequence[str]) -> None:
             cause="the cluster runs already: it has its sizes, and its Python",
             fix=f"raydebug up --join {url}", code="joined.options",
         )  # fmt: skip
-
-
-def _refuse(kind: str, options: Sequence[str]) -> None:
-    takes = [one for one in KINDS if all(one in TAKES[option] for option in options)] or list(TAKES[options[0]])
-    raise UsageError(
-        f"{' and '.join(options)} {'is' if len(options) == 1 else 'are'} for --cluster {' or '.join(takes)}",
-        cause=f"this is a cluster of the kind {kind}, which has no place for {'it' if len(options) == 1 else 'them'}",
-        fix=f"leave {'it' if len(options) == 1 else 'them'} out, or use --cluster {takes[0]}",
-        code="cluster.not-containers" if takes[0] == "compose" else f"cluster.not-{takes[0]}",
-    )

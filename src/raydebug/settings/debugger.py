@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from raydebug.errors import UsageError
 from raydebug.protocol.variables import (
@@ -109,52 +108,22 @@ def choose_mode(flag: str | None, environ: Mapping[str, str]) -> tuple[str, str]
 WIDE_S = 24 * 3600
 
 
-@dataclass(frozen=True)
-class TimeLimit:
-    """One limit.
-
-    Args:
-        variable: the environment variable that sets it, in seconds.
-        default_s: what it is without.
-    """
-
-    variable: str
-    default_s: int
-    ends: str
-    source: str
-
-
 # Not here: Ray's health checks (they ask raylets, which no pause stops).
 TIME_LIMITS = (
-    TimeLimit(
-        GROUP_TIMEOUT,
-        600,
-        "a collective that waits for a paused rank: torch's process groups (600 s for NCCL alone, 1800 s for others; "
-        "verl's are others, as it asks for gloo and NCCL together)",
-        "torch 2.11 and 2.13 distributed/constants.py; verl 0.9.1 utils/distributed.py:89, called without a limit (its "
-        "key nccl_timeout is read by nothing); raised by worker/torch_hooks.py",
-    ),
-    TimeLimit(
-        NCCL_HEARTBEAT,
-        480,
-        "a process whose NCCL collective hangs: torch's monitor kills it",
-        "torch 2.11 csrc/distributed/c10d/ProcessGroupNCCL.hpp",
-    ),
-    TimeLimit(
-        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS",
-        300,
-        "vLLM's engine, when one of its workers does not answer",
-        "vllm 0.24 and 0.28 envs.py; v1/executor/multiproc_executor.py",
-    ),
-    TimeLimit(
-        "VLLM_ENGINE_READY_TIMEOUT_S",
-        600,
-        "the start of vLLM, when its engine does not come up",
-        "vllm 0.24 and 0.28 envs.py; v1/engine/core_client.py",
-    ),
+    # A collective that waits for a paused rank: torch's process groups (600 s for NCCL alone, 1800 s for others; verl's
+    # are others, as it asks for gloo and NCCL together). torch 2.11 and 2.13 distributed/constants.py; verl 0.9.1
+    # utils/distributed.py:89, called without a limit (its key nccl_timeout is read by nothing); raised by
+    # worker/torch_hooks.py.
+    GROUP_TIMEOUT,
+    # A process whose NCCL collective hangs: torch's monitor kills it after 480 s.
+    # torch 2.11 csrc/distributed/c10d/ProcessGroupNCCL.hpp
+    NCCL_HEARTBEAT,
+    # vLLM's engine, when one of its workers does not answer for 300 s.
+    # vllm 0.24 and 0.28 envs.py; v1/executor/multiproc_executor.py
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS",
+    # The start of vLLM, when its engine does not come up in 600 s. vllm 0.24 and 0.28 envs.py; v1/engine/core_client.py
+    "VLLM_ENGINE_READY_TIMEOUT_S",
 )
-
-
 RECORDED_COLLECTIVES = 2000
 
 
@@ -169,4 +138,4 @@ def recorder_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 def widened(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that widen every limit which the user has not set."""
-    return {w.variable: str(WIDE_S) for w in TIME_LIMITS if w.variable not in environ}
+    return {name: str(WIDE_S) for name in TIME_LIMITS if name not in environ}

