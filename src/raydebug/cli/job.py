@@ -193,14 +193,8 @@ def _dashboard(name: str) -> Dashboard:
 def _find(dashboard: Dashboard, wanted: str | None, *, to_stop: bool = False) -> JobInfo:
     """Return the job with an id, or whose id begins so; without one this user's last.
 
-    Args:
-        dashboard: of the cluster.
-        wanted: the id; None for the last job that was submitted from here. To be read, without one, it is the last one
-            that any raydebug has submitted, or anybody.
-        to_stop: only a job that was submitted from here needs no id.
-
-    Raises:
-        RaydebugError: there is none, several begin so, or it is somebody else's.
+    Without an id it is the last job that was submitted from here; to be read, else the last one that any raydebug has
+    submitted, or anybody; to be stopped, no other.
     """
     from raydebug.jobs.submit import ID_PREFIX
     from raydebug.runs.folder import runs_dir

@@ -143,11 +143,7 @@ def snapshot(
 
 
 def _save(cluster: Cluster, pause_id: str, output: Path | None) -> None:
-    """Save a pause in a file, and print its path.
-
-    Raises:
-        RaydebugError: it cannot be saved, or its file cannot be written.
-    """
+    """Save a pause in a file, and print its path."""
     from raydebug.client.gateway_client import fetch_snapshot, save_pause
     from raydebug.runs.folder import RunFolder
     from raydebug.settings.files import write_named

@@ -209,11 +209,7 @@ def _attach_stock(
 
 
 def _process(pid: str | None, worker: str | None, *, others: tuple[str | None, ...]) -> str | None:
-    """Return the process that is to be paused, in the gateway's words; None when a pause is meant.
-
-    Raises:
-        RaydebugError: it is named twice, or not as a process is named.
-    """
+    """Return the process that is to be paused, in the gateway's words; None when a pause is meant."""
     if pid is None and worker is None:
         return None
     if (pid is not None and worker is not None) or any(other is not None for other in others):
@@ -244,11 +240,7 @@ def _choose(pauses: list[ListedPause], option: str) -> str:
 
 
 def _selection(target: str | None, ranks: str | None, job: str | None, *, steal: bool) -> Selection | None:
-    """Return which pauses share the prompt; None when one alone is meant.
-
-    Raises:
-        RaydebugError: an id beside a selection, or no list of ranks.
-    """
+    """Return which pauses share the prompt; None when one alone is meant."""
     from raydebug.console.selection import Selection
     from raydebug.protocol.ranks import parse_ranks
 

@@ -141,11 +141,7 @@ def plan_run(options: RunOptions, facts: Facts, environ: Mapping[str, str]) -> R
 
 
 def _fit_gpus(options: RunOptions, facts: Facts) -> int:
-    """Return how many logical GPUs the cluster has, or is to have where it is started for the command.
-
-    Raises:
-        RaydebugError: the command asks for more.
-    """
+    """Return how many logical GPUs the cluster has, or is to have where it is started for the command."""
     need, cluster, gpus = facts.need, facts.cluster, facts.gpus
     if need is None:
         return gpus or 0

@@ -168,11 +168,7 @@ def up(
 def _kind_or_join(
     name: str, kind: str | None, join: str | None, through: str | None, given: Sequence[str]
 ) -> tuple[str | None, str | None]:
-    """Return the kind of cluster that is asked for, or the address of the one to join, again if it was joined.
-
-    Raises:
-        UsageError: options that do not go together.
-    """
+    """Return the kind of cluster that is asked for, or the address of the one to join, again if it was joined."""
     from raydebug.cluster.find import find_cluster
 
     cluster = find_cluster(name) if join is None and "--write-env" not in given else None

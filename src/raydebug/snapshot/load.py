@@ -211,16 +211,7 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 
 def _check(value: Any, kind: Any, field: str) -> Any:
-    """Return a value after checking its type; unknown fields and those that are null are dropped.
-
-    Args:
-        value: from JSON.
-        kind: a TypedDict, or the type of a field of one.
-        field: the name of that field, for the reason.
-
-    Raises:
-        _Malformed: it is of another type.
-    """
+    """Return a value of JSON that is of a kind, or _Malformed; unknown fields and those that are null are dropped."""
     origin, kinds = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         kinds = tuple(kind for kind in kinds if kind is not NoneType)
@@ -243,11 +234,7 @@ def _check(value: Any, kind: Any, field: str) -> Any:
 
 
 def _check_indices(document: SnapshotDocument) -> None:
-    """Check every index, and that no list is missing.
-
-    Raises:
-        _Malformed: an index is out of range, or a list is missing.
-    """
+    """Check every index, and that no list is missing."""
     missing = {"summary", "values", "frames", "exceptions"} - document.keys()
     if missing:
         raise _Malformed(f"'{min(missing)}' is missing")

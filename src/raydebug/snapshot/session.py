@@ -146,11 +146,7 @@ class SnapshotSession:
 
 
 def _number(given: Message, name: str, default: int = 0) -> int:
-    """Return a number of a request, from 1.
-
-    Raises:
-        LookupError: it is no number from 1.
-    """
+    """Return a number of a request, from 1; LookupError where it is none."""
     found = given.get(name, default)
     if type(found) is not int or found < 1:
         raise LookupError(name)
