@@ -69,24 +69,16 @@ def is_release(target: Target, facts: Mapping[str, Any]) -> bool:
 
 def not_run(facts: Mapping[str, Any]) -> Iterator[Finding]:
     """Return what was not looked at, and why: notes, as nothing is wrong with the command."""
-    lacking = dict(facts.get("lacking") or {})
     if unread := facts.get("unread"):
-        yield finding(
-            "check.not-run.config",
-            program=facts["program"],
-            reason=str(unread),
-            fix=f"check it where the program is installed: {install('verl')}"
-            if facts.get("trainer", "verl") == "verl"
-            else "check it in the folder and with the Python of the training",
-        )
-    for package, parts in sorted(lacking.items()):
-        yield finding(
-            "check.not-run.package", package=package, parts=", ".join(dict.fromkeys(parts)), install=install(package)
-        )
+        is_verl = facts.get("trainer", "verl") == "verl"
+        case = "config-of-verl" if is_verl else "config"
+        yield finding(f"check.not-run.{case}", program=facts["program"], reason=str(unread), install=install("verl"))
+    for package, parts in sorted((facts.get("lacking") or {}).items()):
+        parts = list(dict.fromkeys(parts))
+        yield finding("check.not-run.package", package=package, parts=parts, install=install(package))
     if unknown := facts.get("unknown"):
-        yield finding(
-            "check.not-run.values", count=len(unknown), are="s are" if len(unknown) > 1 else " is", unknown=unknown
-        )
+        are = "s are" if len(unknown) > 1 else " is"
+        yield finding("check.not-run.values", count=len(unknown), are=are, unknown=unknown)
 
 
 def lacks_values(found: Sequence[Finding]) -> bool:
@@ -101,8 +93,7 @@ def refused(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
     refusal, rules = facts["config_error"], target.checks.rules
     if rules is not None:
         return [rules.refused(refusal, target.arguments)]
-    why = refusal["message"][:300]
-    return [finding("command.override.elsewhere", why=why)]
+    return [finding("command.override.elsewhere", refusal=refusal)]
 
 
 def is_on_cpu(variables: Mapping[str, str]) -> bool:

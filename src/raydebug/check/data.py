@@ -20,7 +20,6 @@ from raydebug.trainers.verl.config_files import as_hydra_reads
 BUDGET_S = 10.0
 # The columns that a reward needs. Source: verl 0.9.1 experimental/reward_loop/reward_manager/naive.py.
 NEEDED_BY_REWARD = ("data_source", "reward_model")
-MAKE_ONE = "`raydebug tiny dataset DIR` makes one that is right, to compare with"
 # Managers that call the function as the naive one does. Source: verl 0.9.1 experimental/reward_loop/reward_manager/.
 SAME_CALL = ("naive", "dapo", "gdpo", "remote")
 
@@ -82,37 +81,27 @@ def _files(config: TrainingConfig, splits: Mapping[str, list[Mapping[str, Any]]]
             yield from _file(key, file)
 
 
-def _file(key: str, file: Mapping[str, Any], example: str = f"; {MAKE_ONE}") -> Iterator[Finding]:
+def _file(
+    key: str,
+    file: Mapping[str, Any],
+    example: str = "; `raydebug tiny dataset DIR` makes one that is right, to compare with",
+) -> Iterator[Finding]:
     path = file["path"]
     if file["remote"] or file.get("absent"):
-        yield finding(
-            "data.file-missing.not-here",
-            key=key,
-            path=path,
-            place="fetched by the trainer" if file["remote"] else "not here",
-            reason="a check fetches nothing" if file["remote"] else "--elsewhere: it may be where the training runs",
-        )
+        is_remote = file["remote"]
+        yield finding("data.file-missing.remote" if is_remote else "data.file-missing.elsewhere", key=key, path=path)
     elif not file["exists"]:
         folder = file.get("beside")
         beside = [name for name in folder or [] if name.endswith((".parquet", ".jsonl", ".json"))]
-        none = "its folder is not there either" if folder is None else "its folder holds no data file"
-        yield finding(
-            "data.file-missing.absent",
-            key=key,
-            path=path,
-            beside=f"beside it are {', '.join(beside[:5])}" if beside else none,
-            example=example,
-        )
+        case = "no-folder" if folder is None else "neighbours" if beside else "alone"
+        yield finding(f"data.file-missing.{case}", key=key, path=path, beside=beside[:5], example=example)
     elif not file["is_file"]:
         inside = [as_hydra_reads(Path(path, name)) for name in file.get("holds", []) if name.endswith(".parquet")]
-        shown = inside if len(inside) <= 3 else [*inside[:3], "..."]
+        shown = ",".join(inside if len(inside) <= 3 else [*inside[:3], "..."])
+        overrides = {key: f"[{','.join(inside)}]"} if inside else {}
+        case = "files" if inside else "none"
         yield finding(
-            "data.not-a-file",
-            key=key,
-            path=path,
-            holds=f"; it holds {len(inside)} of them" if inside else "",
-            fix=f"{key}=[{','.join(shown)}]" if inside else f"{key}=FILE.parquet",
-            overrides={key: f"[{','.join(inside)}]"} if inside else {},
+            f"data.not-a-file.{case}", key=key, path=path, count=len(inside), shown=shown, overrides=overrides
         )
     elif "format" in file:
         yield finding("data.format", key=key, path=path, file=file)
@@ -132,11 +121,8 @@ def _columns(
             yield from _columns_of(config.keys[f"{split}_data"], file, prompt, prompt_key, needed)
         kinds = {tuple(sorted(file["columns"])) for file in read}
         if len(kinds) > 1:
-            yield finding(
-                "data.columns-differ",
-                key=config.keys[f"{split}_data"],
-                columns="; ".join(f"{file['path']}: {', '.join(file['columns'])}" for file in read),
-            )
+            columns = "; ".join(f"{file['path']}: {', '.join(file['columns'])}" for file in read)
+            yield finding("data.columns-differ", key=config.keys[f"{split}_data"], columns=columns)
 
 
 def _columns_of(
@@ -146,26 +132,17 @@ def _columns_of(
     has = f"{file['path']} has {', '.join(columns) or 'no column'}"
     if prompt not in columns:
         other = next((name for name in ("prompt", "messages", "raw_prompt") if name in columns), None)
+        overrides = {prompt_key: other} if other else {}
+        case = "prompt" if other else "no-prompt"
         yield finding(
-            "data.column-missing.prompt",
-            key=key,
-            prompt=prompt,
-            has=has,
-            prompt_key=prompt_key,
-            fix=f"{prompt_key}={other}" if other else f"add it: a list of messages; {MAKE_ONE}",
-            overrides={prompt_key: other} if other else {},
+            f"data.column-missing.{case}", key=key, prompt=prompt, has=has, prompt_key=prompt_key, overrides=overrides
         )
     elif "role" not in columns[prompt] or not columns[prompt].startswith(("list", "large_list")):
         yield finding("data.column-type.prompt", key=key, prompt=prompt, kind=columns[prompt])
     for name in needed:
         if name not in columns:
-            yield finding(
-                "data.column-missing.needed",
-                key=key,
-                name=name,
-                has=has,
-                shape="" if name == "data_source" else ": {style, ground_truth}",
-            )
+            shape = "" if name == "data_source" else ": {style, ground_truth}"
+            yield finding("data.column-missing.needed", key=key, name=name, has=has, shape=shape)
     held = columns.get("reward_model") if needed else None
     if held is not None and "ground_truth" not in held:
         yield finding("data.column-type.reward-model", key=key, held=held)
@@ -189,16 +166,9 @@ def _rows(config: TrainingConfig, facts: Facts) -> Iterator[Finding]:
     left = train - dropped if whole else train
     if left < wanted:
         smaller = _fitting(config, left)
-        yield finding(
-            "data.too-few-rows.train",
-            left=left,
-            wanted=wanted,
-            filtered=f"{dropped} of {train} are longer than max_prompt_length and filtered out; "
-            if left != train
-            else "",
-            fix="" if smaller else f"more rows, or a smaller {config.keys['train_batch_size']}",
-            overrides=smaller,
-        )
+        filtered = f"{dropped} of {train} are longer than max_prompt_length and filtered out; " if left != train else ""
+        about: dict[str, Any] = {"left": left, "wanted": wanted, "filtered": filtered, "config": config}
+        yield finding(f"data.too-few-rows.{'train' if smaller else 'no-batch'}", overrides=smaller, **about)
     if rows["val"] == 0 and not remote["val"]:
         yield finding("data.too-few-rows.validation", config=config)
 
@@ -220,46 +190,24 @@ def _lengths(config: TrainingConfig, lengths: Mapping[str, Any], version: str) -
         yield finding("data.lengths-unknown", lengths=lengths)
         return
     if "refused" in lengths:
-        yield finding(
-            "data.prompt-template", lengths=lengths, roles=", ".join(map(str, lengths["roles"])), config=config
-        )
+        yield finding("data.prompt-template", lengths=lengths, roles=lengths["roles"], config=config)
         return
     key, limit = config.keys["prompt_tokens"], config.get("prompt_tokens")
     if not lengths["too_long"]:
         return
-    share = f"{lengths['too_long']} of {lengths['measured']} prompts have more than max_prompt_length={limit} tokens"
-    longest = f"the longest has {lengths['longest']} (row {lengths['longest_row']})"
+    images = ""
     if lengths.get("image_tokens"):
-        longest += f"; the images of one take up to {lengths['image_tokens']} of them"
+        images = f"; the images of one take up to {lengths['image_tokens']} of them"
+    about: dict[str, Any] = {"lengths": lengths, "limit": limit, "images": images, "key": key, "config": config}
     if config.get("filter_long_prompts"):
-        yield finding(
-            "data.prompt-too-long.left-out", share=share, config=config, longest=longest, key=key, lengths=lengths
-        )
-    else:
-        yield finding(
-            "data.prompt-too-long.cut",
-            share=share,
-            effect=_of_long_prompts(version, config),
-            longest=longest,
-            key=key,
-            lengths=lengths,
-            config=config,
-            overrides={key: str(lengths["longest"])},
-        )
-
-
-def _of_long_prompts(version: str, config: TrainingConfig) -> str:
-    """Return what the trainer does with prompts that are too long.
-
-    Source: verl 0.4.1 to 0.6.1 utils/torch_functional.py postprocess_data; from 0.7.0 on rl_dataset.py passes no
-    truncation to it.
-    """
-    if not version or numbers(version) >= (0, 7):
-        return "verl cuts off their beginning, whatever data.truncation says"
+        yield finding("data.prompt-too-long.left-out", **about)
+        return
+    # Source: verl 0.4.1 to 0.6.1 utils/torch_functional.py postprocess_data; from 0.7.0 on rl_dataset.py passes no
+    # truncation to it.
     kept = config.get("truncation")
-    if kept == "error":
-        return f"verl {version} ends with NotImplementedError at the first of them ({config.keys['truncation']}=error)"
-    return f"verl {version} cuts them ({config.keys['truncation']}={kept})"
+    case = "cut" if not version or numbers(version) >= (0, 7) else "refused" if kept == "error" else "truncated"
+    overrides = {key: str(lengths["longest"])}
+    yield finding(f"data.prompt-too-long.{case}", version=version, kept=kept, overrides=overrides, **about)
 
 
 def judge_reward(tried: Mapping[str, Any], keys: Mapping[str, str]) -> Iterator[Finding]:
@@ -270,27 +218,18 @@ def judge_reward(tried: Mapping[str, Any], keys: Mapping[str, str]) -> Iterator[
         yield finding("data.reward-missing.file", tried=tried, file_key=file_key)
     elif "missing_function" in tried:
         others = tried["missing_function"]
-        yield finding(
-            "data.reward-missing.function",
-            tried=tried,
-            functions=", ".join(others) or "none",
-            name_key=name_key,
-            function=others[0] if len(others) == 1 else "NAME",
-            overrides={f"{name_key}": others[0]} if len(others) == 1 else {},
-        )
-    elif "import" in tried:
-        yield _import(tried["import"], where)
+        overrides = {name_key: others[0]} if len(others) == 1 else {}
+        case = "function" if overrides else "functions"
+        yield finding(f"data.reward-missing.{case}", tried=tried, name_key=name_key, overrides=overrides)
+    elif failure := tried.get("import"):
+        package = failure["message"].partition("'")[2].partition("'")[0]
+        case = "package" if failure["type"] == "ModuleNotFoundError" and package else "code"
+        yield finding(f"data.reward-import.{case}", where=where, failure=failure, package=package)
     elif tried["manager"] in SAME_CALL:
         for call in tried["calls"]:
             if "raised" in call or not call.get("usable", True):
                 yield _call(call, where, file_key)
                 return  # the other rows mostly say the same
-
-
-def _import(failure: Mapping[str, str], where: str) -> Finding:
-    if failure["type"] == "ModuleNotFoundError" and (package := failure["message"].partition("'")[2].partition("'")[0]):
-        return finding("data.reward-import.package", where=where, failure=failure, package=package)
-    return finding("data.reward-import.code", where=where, failure=failure)
 
 
 def _call(call: Mapping[str, Any], where: str, file_key: str) -> Finding:

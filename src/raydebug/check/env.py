@@ -61,15 +61,9 @@ def compare(facts: Facts, others: Mapping[str, Facts]) -> Iterator[Finding]:
         mine, theirs = ({"Python": f["python"], **f["packages"]} for f in (facts, other))
         different = [n for n in sorted({*mine, *theirs}) if mine.get(n) != theirs.get(n)]
         if different:
-            first = different[0]
-            yield finding(
-                "env.node-differs",
-                node=node,
-                first=first,
-                theirs=theirs.get(first, "(not installed)"),
-                mine=mine.get(first, "(not installed)"),
-                packages=", ".join(different[:6]),
-            )
+            first, packages = different[0], different[:6]
+            own, other_version = (versions.get(first, "(not installed)") for versions in (mine, theirs))
+            yield finding("env.node-differs", node=node, first=first, theirs=other_version, mine=own, packages=packages)
 
 
 def judge_nodes(others: Mapping[str, Facts]) -> Iterator[Finding]:
@@ -141,12 +135,15 @@ def judge_packages(facts: Mapping[str, Any], *, trainer: str | None, engine: str
             installs = install(name, "" if flavour == "core" else flavour)
             yield finding("env.package-missing.training", name=name, trainer=who, install=installs)
     if "debugpy" not in has:
-        yield finding(
-            "env.package-missing.debugger", executable=facts["executable"], version=_lock("core").pins["debugpy"]
-        )
+        version = _lock("core").pins["debugpy"]
+        yield finding("env.package-missing.debugger", executable=facts["executable"], version=version)
     clashing = {normalise(clash["of"]) for clash in facts["conflicts"]}
     for name in sorted(clashing):
-        yield _clash(name, [clash for clash in facts["conflicts"] if normalise(clash["of"]) == name], has, flavour)
+        clashes = [clash for clash in facts["conflicts"] if normalise(clash["of"]) == name]
+        demands = "; ".join(f"{clash['package']} {has[clash['package']]} needs {clash['needs']}" for clash in clashes)
+        pinned = _lock(flavour).pins.get(name)
+        case = "pinned" if pinned else "open"
+        yield finding(f"env.version-clash.{case}", name=name, clashes=clashes, demands=demands, pinned=pinned)
     yield from _off_the_lock(has, flavour, clashing)
     yield from _off_the_list(facts.get("installed", {}), facts.get("listed"), flavour)
     python, served = facts["python"], _lock(flavour).python.split()
@@ -164,42 +161,19 @@ def _missing(has: Mapping[str, str]) -> Iterator[str]:
         yield QUEUE
 
 
-def _clash(name: str, clashes: list[dict[str, str]], has: Mapping[str, str], flavour: str) -> Finding:
-    """Return the finding about one package that others require in another version."""
-    demands = "; ".join(f"{clash['package']} {has[clash['package']]} needs {clash['needs']}" for clash in clashes)
-    pinned = _lock(flavour).pins.get(name)
-    return finding(
-        "env.version-clash",
-        name=name,
-        clashes=clashes,
-        demands=demands,
-        fix=f"pip install {name}=={pinned}" if pinned else f"pip install '{clashes[0]['needs']}'",
-    )
-
-
-def _off_the_lock(has: Mapping[str, str], flavour: str, known: set[str]) -> Iterator[Finding]:
+def _off_the_lock(has: Mapping[str, str], flavour: str, clashing: set[str]) -> Iterator[Finding]:
     pins = _lock(flavour).pins
-    off = [(n, v, pins[normalise(n)]) for n, v in has.items() if pins.get(normalise(n), v) != v]
-    for name, version, pinned in off:
-        if normalise(name) in known:
-            continue  # reported already, with the reason
-        if name in OURS:
-            if is_tested(name, version):
-                continue
-            oldest, newest = tested_range(name)
-            extra = "ray[default]" if name == "ray" else name
-            is_new_debugpy = name == "debugpy" and numbers(version) > numbers(newest)
-            yield finding(
-                "env.version-untested",
-                severity="warning" if is_new_debugpy else "error",
-                name=name,
-                version=version,
-                oldest=oldest,
-                newest=newest,
-                extra=extra,
-            )
-        else:
+    for name, version in has.items():
+        pinned = pins.get(normalise(name), version)
+        if pinned == version or normalise(name) in clashing:
+            continue  # of these the reason is reported already
+        if name not in OURS:
             yield finding("env.version-unlocked", name=name, version=version, flavour=flavour, pinned=pinned)
+        elif not is_tested(name, version):
+            oldest, newest = tested_range(name)
+            is_newer = numbers(version) > numbers(newest)
+            case = "ray" if name == "ray" else "debugpy-newer" if is_newer else "debugpy"
+            yield finding(f"env.version-untested.{case}", version=version, oldest=oldest, newest=newest)
 
 
 def _off_the_list(installed: Mapping[str, str], of_image: Mapping[str, str] | None, flavour: str) -> Iterator[Finding]:
@@ -214,20 +188,13 @@ def _off_the_list(installed: Mapping[str, str], of_image: Mapping[str, str] | No
     same = sum(installed.get(name) == version for name, version in listed.items())
     if not off or (of_image is None and same < len(listed) / 2):  # an environment of somebody's own
         return
-    what = "the image as it was built" if of_image else f"env/{flavour}.lock"
-    shown = [f"{n} {installed.get(n, '(not installed)')} for {listed.get(n, '(none)')}" for n in off[:OFF_SHOWN]]
-    yield finding(
-        "env.sbom-differs",
-        severity="warning" if of_image else "note",
-        count=len(off),
-        of=len(listed),
-        what=what,
-        shown=shown,
-        more="" if len(off) <= OFF_SHOWN else f" and {len(off) - OFF_SHOWN} more",
-        fix="`raydebug down` and `raydebug up` start from the image again"
-        if of_image
-        else f"uv pip install --no-deps --require-hashes -r env/{flavour}.lock",
+    shown = ", ".join(
+        f"{n} {installed.get(n, '(not installed)')} for {listed.get(n, '(none)')}" for n in off[:OFF_SHOWN]
     )
+    if len(off) > OFF_SHOWN:
+        shown += f" and {len(off) - OFF_SHOWN} more"
+    case = "image" if of_image else "lock"
+    yield finding(f"env.sbom-differs.{case}", count=len(off), of=len(listed), shown=shown, flavour=flavour)
 
 
 @functools.cache
@@ -269,12 +236,8 @@ def _debugger(caller: Mapping[str, str]) -> Iterator[Finding]:
             yield finding("env.debugger-flag.legacy", ray_debug=RAY_DEBUG, mode=mode, variables={RAY_DEBUG: None})
     hook = caller.get("PYTHONBREAKPOINT")
     if hook is not None:
-        yield finding(
-            "env.debugger-flag.hook",
-            hook=hook,
-            nothing=", nothing" if hook == "0" else "",
-            variables={"PYTHONBREAKPOINT": None},
-        )
+        nothing = ", nothing" if hook == "0" else ""
+        yield finding("env.debugger-flag.hook", hook=hook, nothing=nothing, variables={"PYTHONBREAKPOINT": None})
 
 
 def _vllm(
@@ -286,41 +249,22 @@ def _vllm(
     for name, value in sorted(variables.items()):
         if not name.startswith("VLLM_"):
             continue
+        about: dict[str, Any] = {"value": value, "version": version, "variables": {name: None}}
         if name == BACKEND:
-            yield from _backend(value, known, version, key)
+            backends: list[str] = known["backends"]
+            is_read, is_one = BACKEND in known["names"], value in backends
+            if not (is_read and is_one):
+                case = "unknown" if is_read else "ignored" if is_one else "gone"
+                nearest = (difflib.get_close_matches(value, backends, n=1) or ["FLASH_ATTN"])[0]
+                instead = f"{key}={nearest}"
+                yield finding(f"env.attention-backend.{case}", backends=backends, instead=instead, **about)
         elif name not in known["names"]:
             if close := difflib.get_close_matches(name, known["names"], n=1, cutoff=TYPO_LIKENESS):
                 yield finding("env.vllm-variable", name=name, version=version, close=close, variables={name: None})
-        elif name in known["choices"] and value not in known["choices"][name]:
-            yield finding(
-                "env.vllm-value.choice",
-                name=name,
-                value=value,
-                version=version,
-                choices=", ".join(known["choices"][name]),
-                variables={name: None},
-            )
+        elif value not in (choices := known["choices"].get(name, [value])):
+            yield finding("env.vllm-value.choice", name=name, choices=choices, **about)
         elif name in known["numbers"] and not is_number(value):
-            yield finding("env.vllm-value.number", name=name, value=value, version=version, variables={name: None})
-
-
-def _backend(value: str, known: Mapping[str, Any], version: str, key: str) -> Iterator[Finding]:
-    is_read, is_one = BACKEND in known["names"], value in known["backends"]
-    if is_read and is_one:
-        return
-    close = difflib.get_close_matches(value, known["backends"], n=1)
-    instead = f"+{key}={value if is_one else close[0] if close else 'FLASH_ATTN'}"
-    ignored = f"vLLM {version} reads no {BACKEND} any more: it chooses a backend itself"
-    yield finding(
-        "env.attention-backend",
-        severity="warning" if is_one else "error",
-        backend=BACKEND,
-        value=value,
-        fault="is ignored" if is_one else f"is not an attention backend of vLLM {version}",
-        why=f"it knows {', '.join(known['backends'])[:200]}" if is_read else ignored,
-        more="" if is_read else f"; to choose one: {instead}",
-        variables={BACKEND: None},
-    )
+            yield finding("env.vllm-value.number", name=name, **about)
 
 
 def _interfaces(variables: Mapping[str, str], present: list[str], to_head: str | None) -> Iterator[Finding]:

@@ -38,7 +38,6 @@ SOCKET_PATH_BYTES, SOCKET_NAME_BYTES = 107, 37
 DRIVERS = {"12": (525, 450), "13": CUDA_DRIVERS["cuda"][1:]}
 FLASH_CAPABILITY = 8.0  # FlashAttention 2 needs Ampere. Source: flash-attn 2.8.3 README, "NVIDIA CUDA Support"
 BUSY_SHARE = 0.1  # of a GPU's memory, held by others
-_NO_GPU = "no nvidia-smi on the PATH, or it lists none, or none that CUDA_VISIBLE_DEVICES leaves"
 NOT_FOR_NCCL = ("lo", "docker", "br-", "veth")  # beginnings of interfaces' names that NCCL takes last
 
 
@@ -63,47 +62,29 @@ def judge_limits(facts: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _memory(facts)
     yield from _disks(facts["disks"])
     yield from _compiler(facts)
-    if len(facts["tmp"].encode()) + SOCKET_NAME_BYTES > SOCKET_PATH_BYTES:
-        yield finding(
-            "env.tmpdir-long",
-            count=len(facts["tmp"].encode()),
-            tmp=facts["tmp"],
-            socket_path_bytes=SOCKET_PATH_BYTES,
-            variables={"TMPDIR": None},
-        )
+    if (count := len(facts["tmp"].encode())) + SOCKET_NAME_BYTES > SOCKET_PATH_BYTES:
+        yield finding("env.tmpdir-long", count=count, tmp=facts["tmp"], variables={"TMPDIR": None})
     yield from judge_locked_memory(facts)
 
 
 def judge_locked_memory(facts: Mapping[str, Any]) -> Iterator[Finding]:
     """Return whether too little memory can be locked for the InfiniBand cards that are there."""
-    memlock = facts["limits"]["memlock"][0]
-    if (
-        facts["infiniband"]
-        and facts["verbs"]["devices"]
-        and 0 <= memlock < GIB
-        and facts["variables"].get("NCCL_IB_DISABLE") != "1"
-    ):
-        yield finding(
-            "env.locked-memory",
-            memlock=memlock // MIB,
-            infiniband=facts["infiniband"],
-            variables={"NCCL_IB_DISABLE": "1"},
-        )
+    memlock, cards = facts["limits"]["memlock"][0], facts["infiniband"]
+    is_used = facts["verbs"]["devices"] and facts["variables"].get("NCCL_IB_DISABLE") != "1"
+    if cards and is_used and 0 <= memlock < GIB:
+        yield finding("env.locked-memory", memlock=memlock // MIB, cards=cards, variables={"NCCL_IB_DISABLE": "1"})
 
 
 def _shared_memory(shm: Mapping[str, int] | None) -> Iterator[Finding]:
     if shm is None:
         return
-    if shm["total"] < SHM_LEAST_BYTES or shm["free"] < SHM_LEAST_BYTES:
-        full = "" if shm["total"] < SHM_LEAST_BYTES else f", {shm['free'] // MIB} MiB of them free"
-        yield finding(
-            "env.shared-memory.small",
-            total=shm["total"] // MIB,
-            full=full,
-            more="" if not full else "; `ls -la /dev/shm` shows what old runs left there",
-        )
+    total = shm["total"] // MIB
+    if shm["total"] < SHM_LEAST_BYTES:
+        yield finding("env.shared-memory.small", total=total)
+    elif shm["free"] < SHM_LEAST_BYTES:
+        yield finding("env.shared-memory.full", total=total, free=shm["free"] // MIB)
     elif shm["total"] < SHM_ENOUGH_BYTES:
-        yield finding("env.shared-memory.short", total=shm["total"] // MIB)
+        yield finding("env.shared-memory.short", total=total)
 
 
 def _processes(facts: Mapping[str, Any]) -> Iterator[Finding]:
@@ -162,16 +143,12 @@ def judge_gpus(
     if facts["smi"] not in (None, "ok"):
         yield finding("env.driver-silent", smi=facts["smi"])
     elif wants_training and not facts["gpus"] and gpus_only:
-        yield finding("env.no-gpu.other-program", no_gpu=_NO_GPU, gpus_only=gpus_only)
+        yield finding("env.no-gpu.other-program", gpus_only=gpus_only)
     elif wants_training and not facts["gpus"]:
-        yield finding("env.no-gpu.verl", no_gpu=_NO_GPU, variables={"VERL_PLATFORM": "cpu"})
+        yield finding("env.no-gpu.verl", variables={"VERL_PLATFORM": "cpu"})
     if wants_training and facts["gpus"] and facts["torch_cuda"] == "":
-        yield finding(
-            "env.torch-without-cuda",
-            version=facts["packages"].get("torch"),
-            install=install(flavour="cuda"),
-            variables={"VERL_PLATFORM": "cpu"},
-        )
+        version, fix = facts["packages"].get("torch"), install(flavour="cuda")
+        yield finding("env.torch-without-cuda", version=version, install=fix, variables={"VERL_PLATFORM": "cpu"})
     for gpu in facts["gpus"]:
         yield from _driver(gpu, facts["torch_cuda"])
         yield from _holders(gpu)
@@ -186,20 +163,15 @@ def _driver(gpu: Mapping[str, Any], cuda: str | None) -> Iterator[Finding]:
         return
     has_compat = not any(word in gpu["name"] for word in NO_COMPAT)
     if int(major) < (needed[1] if has_compat else needed[0]):
-        yield finding(
-            "env.driver-old",
-            gpu=gpu,
-            cuda=cuda,
-            needed=needed,
-            compat=f", or {needed[1]} with cuda-compat" if has_compat else "",
-        )
+        compat = f", or {needed[1]} with cuda-compat" if has_compat else ""
+        yield finding("env.driver-old", gpu=gpu, cuda=cuda, needed=needed, compat=compat)
 
 
 def _holders(gpu: Mapping[str, Any]) -> Iterator[Finding]:
     if not gpu["total_mib"] or gpu["used_mib"] < BUSY_SHARE * gpu["total_mib"]:
         return
-    held = ", ".join(f"pid {h['pid']} ({h['name']}) {h['mib']} MiB" for h in gpu["holders"][:4])
-    yield finding("env.gpu-busy", gpu=gpu, holders=held or "processes of another container or user")
+    holders = [f"pid {h['pid']} ({h['name']}) {h['mib']} MiB" for h in gpu["holders"][:4]]
+    yield finding("env.gpu-busy", gpu=gpu, holders=holders)
 
 
 def _capability(gpu: Mapping[str, Any]) -> float:
@@ -214,25 +186,18 @@ def judge_nccl(facts: Mapping[str, Any]) -> Iterator[Finding]:
     count = len(facts["gpus"])
     if not count:
         return
-    why_no_verbs = why_sockets(facts)
-    cards = ", ".join(facts["infiniband"])[:80]
-    fitting = (name for name in facts["interfaces"] if not name.startswith(NOT_FOR_NCCL))
-    interface = facts["variables"].get("NCCL_SOCKET_IFNAME") or next(fitting, "the loopback interface")
-    between = f"InfiniBand ({cards})" if why_no_verbs is None else f"TCP sockets over {interface}"
-    within = ""
+    within, cards = "", facts["infiniband"]
     if count > 1:
         off = facts["variables"].get("NCCL_P2P_DISABLE") == "1"
         within = f"{'shared memory' if off else 'P2P (NVLink or PCIe)'} between the {count} GPUs of this node, and "
-    fix = "nothing to do on one node"
-    if why_no_verbs is not None and facts["infiniband"]:
-        fix = "with several nodes: add deploy/compose-rdma.yml after the other files (docs/07-containers.md)"
-    yield finding(
-        "env.nccl",
-        within=within,
-        between=between,
-        reason=why_no_verbs or "its cards, their device files and libibverbs.so.1 are there",
-        fix=fix,
-    )
+    reason = why_sockets(facts)
+    if reason is None:
+        yield finding("env.nccl.infiniband", within=within, cards=cards)
+        return
+    fitting = (name for name in facts["interfaces"] if not name.startswith(NOT_FOR_NCCL))
+    interface = facts["variables"].get("NCCL_SOCKET_IFNAME") or next(fitting, "the loopback interface")
+    case = "unused-cards" if cards else "sockets"
+    yield finding(f"env.nccl.{case}", within=within, interface=interface, reason=reason)
 
 
 def why_sockets(facts: Mapping[str, Any]) -> str | None:

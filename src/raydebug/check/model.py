@@ -41,12 +41,7 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
 
 def _nothing_there(facts: Facts, key: str) -> Iterator[Finding]:
     if facts.get("unnamed"):  # where the config was not read, its model is not known
-        if facts["empty"]:
-            why = "an empty shell variable gives an empty value"
-            yield finding("model.path.empty", key=key, why=why)
-        else:
-            why = "a fork may name its models by keys of its own, or only the shell knows the name"
-            yield finding("check.not-run.model", key=key, why=why)
+        yield finding("model.path.empty", key=key) if facts["empty"] else finding("check.not-run.model", key=key)
         return
     path = facts["path"]
     if facts.get("remote"):
@@ -60,64 +55,31 @@ def _nothing_there(facts: Facts, key: str) -> Iterator[Finding]:
     elif "config_broken" in facts:
         yield finding("model.config.broken", path=path, config_broken=facts["config_broken"])
     else:
-        inside = ", ".join(facts.get("files") or []) or "nothing"
-        checkpoint = any(name.startswith(("model_world_size", "extra_state", "fsdp_config")) for name in facts["files"])
-        yield finding(
-            "model.config.none",
-            path=path,
-            inside=inside,
-            fix="python -m verl.model_merger merge --backend fsdp ... makes a model of a checkpoint of verl"
-            if checkpoint
-            else "copy the whole folder of the model, or name the one with config.json in it",
-        )
+        files = facts["files"]
+        is_checkpoint = any(name.startswith(("model_world_size", "extra_state", "fsdp_config")) for name in files)
+        yield finding("model.config.checkpoint" if is_checkpoint else "model.config.none", path=path, files=files)
 
 
 def _architecture(facts: Facts, keys: Mapping[str, str]) -> Iterator[Finding]:
-    said = facts["json"]
-    names = said.get("architectures") or []
-    name, kind = (names or ["?"])[0], said.get("model_type")
+    config, refusal, vllm = facts["json"], facts.get("config_refused"), facts["vllm"]
+    names, kind = config.get("architectures") or [], config.get("model_type")
     if "remote_code" in facts:
-        yield finding(
-            "model.remote-code",
-            path=facts["path"],
-            files=", ".join(map(str, facts["remote_code"].values())),
-            transformers_version=facts["transformers_version"],
-            kind=kind,
-            keys=keys,
-        )
+        yield finding("model.remote-code", facts=facts, files=list(facts["remote_code"].values()), kind=kind, keys=keys)
         return
     if len(names) != 1:
         yield finding("model.config.classes", count=len(names))
         return
-    if not facts["type_known"] and "config_refused" in facts:
-        yield finding(
-            "model.architecture.type",
-            transformers_version=facts["transformers_version"],
-            kind=kind,
-            name=name,
-            reason=facts["config_refused"]["message"].partition("\n")[0],
-        )
+    name = names[0]
+    if refusal is not None and not facts["type_known"]:
+        reason = refusal["message"].partition("\n")[0]
+        yield finding("model.architecture.type", facts=facts, kind=kind, name=name, reason=reason)
+    elif refusal is not None:
+        yield finding("model.config.refused", type=refusal["type"], reason=refusal["message"].replace("\n", " "))
+    elif not facts["class_known"] and not config.get("auto_map"):
+        yield finding("model.architecture.class", facts=facts, name=name, kind=kind)
+    elif not vllm or vllm["known"]:
         return
-    if "config_refused" in facts:
-        yield finding(
-            "model.config.refused",
-            type=facts["config_refused"]["type"],
-            reason=facts["config_refused"]["message"].replace("\n", " "),
-        )
-        return
-    if not facts["class_known"] and not said.get("auto_map"):
-        yield finding(
-            "model.architecture.class", transformers_version=facts["transformers_version"], name=name, kind=kind
-        )
-        return
-    yield from _rollout_engine(facts, name)
-
-
-def _rollout_engine(facts: Facts, name: str) -> Iterator[Finding]:
-    vllm = facts["vllm"]
-    if not vllm or vllm["known"]:
-        return
-    if vllm["until"]:
+    elif vllm["until"]:
         yield finding("model.architecture.dropped", name=name, vllm=vllm)
     elif facts.get("vllm_may_wrap"):
         yield finding("model.architecture.wrapped", name=name)
@@ -135,12 +97,7 @@ def _tokenizer(facts: Facts, keys: Mapping[str, str]) -> Iterator[Finding]:
     if not found["template"]:
         yield finding("model.chat-template.none", keys=keys)
     elif "template_failed" in found:
-        yield finding(
-            "model.chat-template.broken",
-            type=found["template_failed"]["type"],
-            message=found["template_failed"]["message"],
-            keys=keys,
-        )
+        yield finding("model.chat-template.broken", failed=found["template_failed"], keys=keys)
     elif not found["says_it"]:
         yield finding("model.chat-template.blind", keys=keys)
     if found["eos"] is None:
@@ -153,13 +110,8 @@ def _tokenizer(facts: Facts, keys: Mapping[str, str]) -> Iterator[Finding]:
 def _no_tokenizer(facts: Facts, keys: Mapping[str, str]) -> Iterator[Finding]:
     failed = facts["tokenizer"]["failed"]
     other = f", or name another folder with {keys['tokenizer']}" if "tokenizer" in keys else ""
-    yield finding(
-        "model.tokenizer.broken",
-        path=facts["path"],
-        failed=failed,
-        reason=failed["message"].replace(chr(10), " "),
-        other=other,
-    )
+    reason = failed["message"].replace("\n", " ")
+    yield finding("model.tokenizer.broken", path=facts["path"], failed=failed, reason=reason, other=other)
 
 
 def judge_shards(facts: Mapping[str, Any]) -> Iterator[Finding]:
@@ -179,11 +131,7 @@ def judge_shards(facts: Mapping[str, Any]) -> Iterator[Finding]:
         more = f" (one of {len(bad)} files)" if len(bad) > 1 else ""
         yield finding(f"model.shard.{shard['wrong']}", name=f"{path}/{shard['name']}", more=more, shard=shard)
     if found["lost_count"]:
-        yield finding(
-            "model.shard.lost",
-            lost_count=found["lost_count"],
-            lost=found["lost"],
-        )
+        yield finding("model.shard.lost", shards=found)
     if not bad:
         yield from _against_config(facts, found)
 

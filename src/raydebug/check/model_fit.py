@@ -101,44 +101,22 @@ def _context(config: TrainingConfig, sizes: Sizes, version: str) -> Iterator[Fin
     prompt, answer = config.whole("prompt_tokens"), config.whole("response_tokens")
     if prompt is None or answer is None:
         return
+    room, overrides = asked or limit, dict[str, str | None]()
     key, prompt_key, answer_key = (config.keys[w] for w in ("rollout_model_tokens", "prompt_tokens", "response_tokens"))
     if limit is not None and version and numbers(version) < FITS_CONTEXT_SINCE and limit < prompt + answer:
         rest, key = (limit - prompt, answer_key) if limit > prompt else (max(1, limit - answer), prompt_key)
-        yield finding(
-            "model.context.positions",
-            prompt=prompt,
-            answer=answer,
-            limit=limit,
-            version=version,
-            overrides={key: str(rest)},
-        )
+        case, overrides = "positions", {key: str(rest)}
+    elif limit is not None and asked is not None and asked > limit:
+        case, overrides = "too-long", {key: str(min(limit, prompt + answer))}
+    elif room is not None and room <= prompt:
+        case = "no-room" if asked is None else "little-room"
+        overrides = {prompt_key: str(max(1, room - answer))}
+    elif room is not None and room < prompt + answer:
+        case, overrides = "cut", {answer_key: str(room - prompt)}
+    else:
         return
-    if limit is not None and asked is not None and asked > limit:
-        yield finding(
-            "model.context.too-long",
-            key=key,
-            asked=asked,
-            limit=limit,
-            overrides={key: str(min(limit, prompt + answer))},
-        )
-        return
-    room = asked or limit
-    if room is None:
-        return
-    if room <= prompt:
-        yield finding(
-            "model.context.no-room",
-            prompt=prompt,
-            room=room,
-            prompt_key=prompt_key,
-            rest=max(1, room - answer),
-            more="" if asked is None else f", or a larger {key}",
-            overrides={prompt_key: str(max(1, room - answer))},
-        )
-    elif room < prompt + answer:
-        yield finding(
-            "model.context.cut", prompt=prompt, answer=answer, room=room, overrides={answer_key: str(room - prompt)}
-        )
+    about: dict[str, Any] = {"prompt": prompt, "answer": answer, "limit": limit, "room": room, "version": version}
+    yield finding(f"model.context.{case}", key=key, asked=asked, overrides=overrides, **about)
 
 
 def _heads(config: TrainingConfig, sizes: Sizes) -> Iterator[Finding]:
@@ -146,9 +124,8 @@ def _heads(config: TrainingConfig, sizes: Sizes) -> Iterator[Finding]:
     heads = sizes.get("num_attention_heads")
     if heads and split and heads % split:
         fitting = next(n for n in range(min(split, heads), 0, -1) if heads % n == 0)
-        yield finding(
-            "model.heads", setting=key.rpartition(".")[2], split=split, heads=heads, overrides={key: str(fitting)}
-        )
+        setting = key.rpartition(".")[2]
+        yield finding("model.heads", setting=setting, split=split, heads=heads, overrides={key: str(fitting)})
 
 
 def _attention(config: TrainingConfig, version: str, *, has_flash: bool) -> Iterator[Finding]:
@@ -159,11 +136,7 @@ def _attention(config: TrainingConfig, version: str, *, has_flash: bool) -> Iter
     if asked == "flash_attention_2" and not has_flash:
         attention, padding = config.keys["attention"], config.keys["remove_padding"]
         changes: dict[str, str | None] = {f"+{attention}": "sdpa", padding: "False"}
-        yield finding(
-            "model.attention.default",
-            lock=environment_dir() / "cuda.lock",
-            overrides=changes,
-        )
+        yield finding("model.attention.default", lock=environment_dir() / "cuda.lock", overrides=changes)
 
 
 def _on_cpu(
@@ -173,23 +146,13 @@ def _on_cpu(
     given = int(asked) * GIB if asked.isdecimal() else 0
     if given > memory_bytes:
         yield finding(
-            "model.memory.cpu-cache",
-            asked=asked,
-            memory=in_gib(memory_bytes),
-            variables={"VLLM_CPU_KVCACHE_SPACE": "1"},
+            "model.memory.cpu-cache", asked=asked, memory=memory_bytes, variables={"VLLM_CPU_KVCACHE_SPACE": "1"}
         )
     elif given:
         yield from _cache(config, needed, given, "VLLM_CPU_KVCACHE_SPACE", sizes)
     total = needed.training + needed.rollout_weights + given
     if total > memory_bytes:
-        yield finding(
-            "model.memory.cpu",
-            total=in_gib(total),
-            memory=in_gib(memory_bytes),
-            training=in_gib(needed.training),
-            weights=in_gib(needed.rollout_weights),
-            cache=in_gib(given),
-        )
+        yield finding("model.memory.cpu", total=total, memory=memory_bytes, needed=needed, cache=given)
 
 
 def _on_gpu(config: TrainingConfig, needed: Estimate, gpu_bytes: int | None, sizes: Sizes) -> Iterator[Finding]:
@@ -198,33 +161,17 @@ def _on_gpu(config: TrainingConfig, needed: Estimate, gpu_bytes: int | None, siz
     share, key = float(config.get("gpu_memory") or 0.5), config.keys["gpu_memory"]
     offload: dict[str, str | None] = {config.keys[w]: "True" for w in ("offload_parameters", "offload_optimizer")}
     if needed.training > gpu_bytes:
-        yield finding(
-            "model.memory.rank",
-            training=in_gib(needed.training),
-            memory=in_gib(gpu_bytes),
-            overrides=offload,
-        )
+        yield finding("model.memory.rank", needed=needed, memory=gpu_bytes, overrides=offload)
         return
     room = int(share * gpu_bytes) - needed.rollout_weights - ENGINE_EXTRA_BYTES
     if room <= 0:
-        yield finding(
-            "model.memory.engine",
-            share=share,
-            part=in_gib(share * gpu_bytes),
-            weights=in_gib(needed.rollout_weights),
-            key=key,
-            config=config,
-        )
+        part = share * gpu_bytes
+        yield finding("model.memory.engine", share=share, part=part, needed=needed, key=key, config=config)
         return
     yield from _cache(config, needed, room, key, sizes)
     if share * gpu_bytes + needed.training > gpu_bytes:
-        yield finding(
-            "model.memory.both",
-            part=in_gib(share * gpu_bytes),
-            training=in_gib(needed.training),
-            memory=in_gib(gpu_bytes),
-            overrides=offload,
-        )
+        part = share * gpu_bytes
+        yield finding("model.memory.both", part=part, needed=needed, memory=gpu_bytes, overrides=offload)
 
 
 def _cache(config: TrainingConfig, needed: Estimate, room: int, owner: str, sizes: Sizes) -> Iterator[Finding]:
@@ -232,17 +179,10 @@ def _cache(config: TrainingConfig, needed: Estimate, room: int, owner: str, size
     if not needed.cache_per_token or needed.one_sequence <= room:
         return
     key, tokens = config.keys["rollout_model_tokens"], room // needed.cache_per_token
-    yield finding(
-        "model.kv-cache",
-        needed=needed,
-        cache=in_gib(needed.one_sequence),
-        room=in_gib(room),
-        owner=owner,
-        key=key,
-        tokens=tokens,
-        positions=sizes.get("max_position_embeddings"),
-        overrides={key: str(tokens)} if tokens else {},
-    )
+    overrides = {key: str(tokens)} if tokens else {}
+    about: dict[str, Any] = {"needed": needed, "room": room, "owner": owner}
+    positions = sizes.get("max_position_embeddings")
+    yield finding("model.kv-cache", key=key, tokens=tokens, positions=positions, overrides=overrides, **about)
 
 
 def _cache_per_token(sizes: Mapping[str, int], split: int, *, stateful: bool) -> int:
@@ -254,8 +194,3 @@ def _cache_per_token(sizes: Mapping[str, int], split: int, *, stateful: bool) ->
     width = sizes.get("head_dim") or sizes.get("hidden_size", 0) // heads
     kept = max(1, sizes.get("num_key_value_heads", heads) // split)
     return 2 * layers * kept * width * 2
-
-
-def in_gib(count: float) -> str:
-    """Return a number of bytes for people: 1.5 GiB, 12 MiB."""
-    return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / 1024**2:.1f} MiB"

@@ -9,8 +9,8 @@ A table has these keys:
     fix: one command or change that fixes it.
 
 Where a code has several findings, each of them is a table below it. In a text {fact} is what the judge found; a list is
-written with commas. {settings} is the fix as words of the command; it also stands where the fix
-is empty.
+written with commas, {fact:GiB} as a number of bytes, {fact:|text} as the text where there is nothing. {settings} is the
+fix as words of the command; it also stands where the fix is empty.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def finding(
     """
     area, code, *case = name.split(".")
     table = texts(area)[code][case[0]] if case else texts(area)[code]
-    settings = facts["settings"] = as_settings(overrides)
+    settings = facts["settings"] = " ".join(f"{key}={value}" for key, value in overrides.items())
     what, why, fix = (_WRITER.vformat(table[part], (), facts) for part in ("what", "why", "fix"))
     severity = severity or table["severity"]
     return Finding(f"{area}.{code}", severity, what, why, fix or settings, dict(overrides), dict(variables))
@@ -105,16 +105,14 @@ def meanings() -> Iterator[tuple[str, str]]:
 
 class _Writer(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
-        text: str = super().format_field(", ".join(map(str, value)) if isinstance(value, list) else value, format_spec)
-        return text
+        form, _, nothing = format_spec.partition("|")
+        if form == "GiB":
+            return f"{value / 1024**3:.1f} GiB" if value >= 1024**3 / 10 else f"{value / 1024**2:.1f} MiB"
+        text: str = super().format_field(", ".join(map(str, value)) if isinstance(value, list) else value, form)
+        return text or nothing
 
 
 _WRITER = _Writer()
-
-
-def as_settings(overrides: Changes) -> str:
-    """Return overrides as the words of a command."""
-    return " ".join(f"{key}={value}" for key, value in overrides.items())
 
 
 def describe_exception(failure: BaseException) -> dict[str, str]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_NONE = object()
+
 
 def value_at(config: Any, path: str, default: Any = None) -> Any:
     """Return the value at a dotted path of nested mappings, or the default if there is none."""
@@ -18,6 +20,11 @@ def value_at(config: Any, path: str, default: Any = None) -> Any:
             return default
         config = config[part]
     return config
+
+
+def key_in(values: Mapping[str, Any], paths: Sequence[str]) -> str:
+    """Return the first of these keys that a config has; the first of all, if it has none."""
+    return next((path for path in paths if value_at(values, path, _NONE) is not _NONE), paths[0])
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from raydebug.trainers.config import Composed, TrainingConfig, value_at
+from raydebug.trainers.config import Composed, TrainingConfig, key_in
 from raydebug.trainers.options import Options
 from raydebug.trainers.trainer import FilesRead
 
@@ -19,7 +19,6 @@ WORDS = ("model", "tokenizer", "train_data", "val_data", "prompt_column")
 # A part of a data set behind its name. Source: EasyR1 b44b311b verl/utils/dataset.py:129 (@SPLIT); OpenRLHF 0.11.0
 # datasets/utils.py:39 (@FOLDER); slime 0.3.1 utils/data.py:70 (@[FROM:TO]).
 _PART = re.compile(r"@[^/@]*$")
-_NONE = object()
 
 
 class FileChecks:
@@ -44,10 +43,7 @@ class FileChecks:
         self.keys: Mapping[str, str] = {word: paths[0] for word, paths in self._paths.items()}
 
     def keys_of(self, values: Mapping[str, Any]) -> Mapping[str, str]:
-        return {
-            word: next((path for path in paths if value_at(values, path, _NONE) is not _NONE), paths[0])
-            for word, paths in self._paths.items()
-        }
+        return {word: key_in(values, paths) for word, paths in self._paths.items()}
 
     def compose(self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Composed:
         """Return what the command, else the trainer's own config, says of data and model."""

@@ -140,17 +140,8 @@ def _mini(sizes: Sizes, path: str, part: Mapping[str, Any], *, is_v1: bool, is_l
     elif mini * sizes.rollouts % sizes.shares:
         yield finding("command.batch.mini-ranks", mini=mini, sizes=sizes, overrides={key: str(fitting)})
     elif sizes.train % mini and not is_dynamic:
-        yield finding(
-            "command.batch.mini",
-            severity="error" if is_later and not is_v1 else "warning",
-            key=key,
-            mini=mini,
-            sizes=sizes,
-            effect="the v1 trainer fills the batch up with made-up samples"
-            if is_v1
-            else "the last mini batch is short",
-            overrides={key: str(fitting)},
-        )
+        case = "filled" if is_v1 else "short" if is_later else "short-once"
+        yield finding(f"command.batch.mini-{case}", key=key, mini=mini, sizes=sizes, overrides={key: str(fitting)})
         fitting = mini if is_v1 else fitting
     else:
         fitting = mini

@@ -22,6 +22,7 @@ from raydebug.trainers.config import (
     TrainingConfig,
     find_program_file,
     first_missing,
+    key_in,
     value_at,
 )
 from raydebug.trainers.keys import read_columns
@@ -64,8 +65,7 @@ _BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16
 _SAME = ("dtype", "load_format", "max_model_len", "max_num_seqs", "enable_chunked_prefill", "max_num_batched_tokens",
          "enable_prefix_caching", "logprobs_mode", "enforce_eager", "gpu_memory_utilization", "disable_log_stats",
          "seed", "quantization", "scheduling_policy")  # fmt: skip
-_LAYOUT = ("n_gpus_per_node", "nnodes")
-MISSING, _NONE = plain_config.MISSING, object()
+MISSING = plain_config.MISSING
 # Settings that must be whole numbers for these rules and for verl; None means "not set".
 NUMBERS = (
     *("data.train_batch_size", "data.train_max_samples", "data.max_prompt_length", "data.max_response_length"),
@@ -80,6 +80,7 @@ MAY_BE_NONE = ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",)
 # The programs whose config verl can be asked about: another one may register estimators and losses of its own. And
 # the classes that verl may make of a config meanwhile.
 ASKED = ("verl.trainer.main_ppo", "verl.trainer.main_ppo_sync")
+_PARTS = {"import verl": "import", "validate_config": "config", "actor_rollout_ref.rollout": "rollout"}
 _OWN_CLASS = re.compile(r"verl(\.[a-z]\w*)+\.[A-Z]\w*")
 
 
@@ -109,13 +110,13 @@ class PpoChecks:
 
     def keys_of(self, values: Mapping[str, Any]) -> Mapping[str, str]:
         """Return the keys by which a config has the settings: the newest, or an older one that it has in its place."""
-        older: dict[str, list[str]] = {word: [path] for word, path in _OLDER.items()}
+        paths = {word: [path] for word, path in self.keys.items()}
+        for word, path in _OLDER.items():
+            paths[word].append(path)
         for column in reversed(PPO.values()):
             for word, key in column.items():
-                older.setdefault(word, []).extend((key.path, *key.instead_of))
-        found = {word: next((p for p in paths if _has(values, p)), None) for word, paths in older.items()}
-        kept = {word: path for word, path in self.keys.items() if _has(values, path)}
-        return {**self.keys, **{word: path for word, path in found.items() if path is not None}, **kept}
+                paths.setdefault(word, []).extend((key.path, *key.instead_of))
+        return {word: key_in(values, known) for word, known in paths.items()}
 
     def compose(self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Composed:
         said, unknown = plain_config.split_unread(argv[program.arguments_at :])
@@ -140,32 +141,27 @@ class PpoChecks:
 
     def refused(self, refusal: Mapping[str, Any], arguments: Sequence[str]) -> Finding:
         message: str = refusal["message"]
+        lines = [line.strip() for line in message.splitlines() if line.strip()]
         if refusal.get("kind") in ("MissingConfig", "MissingConfigException"):  # ours, and Hydra's
-            return finding(
-                "command.override.config",
-                lines="; ".join(line.strip() for line in message.splitlines() if line.strip()),
-            )
-        keys: list[str] = refusal.get("keys") or []
+            return finding("command.override.config", lines="; ".join(lines))
         meant = re.search(r"Could not override '([^']+)'", message)
         if meant is None:
-            return _unreadable(message, arguments)
-        key = meant[1]
-        said = next((o for o in arguments if o.lstrip("+").partition("=")[0] == key), key)
-        value = said.partition("=")[2]
+            marked = (o for o in arguments if any(c in o.partition("=")[2] for c in "[]{}()|$"))
+            odd = next((o for o in arguments if o in message), "") or next(marked, "")
+            key, cause = odd.partition("=")[0], "; ".join(lines[:2])
+            if not odd:
+                return finding("command.override.unreadable", lines=cause)
+            return finding("command.override.syntax", odd=odd, key=key, lines=cause)
+        key, keys = meant[1], refusal.get("keys") or []
+        override = next((o for o in arguments if o.lstrip("+").partition("=")[0] == key), key)
+        value = override.partition("=")[2]
         elsewhere = [k for k in keys if k.rpartition(".")[2] == key.rpartition(".")[2]]
-        close = difflib.get_close_matches(key, keys, n=1, cutoff=0.8) or elsewhere[:1]
-        change: dict[str, str | None] = {key: None, close[0]: value} if close else {key: None, f"+{key}": value}
-        return finding(
-            "command.override.key",
-            key=key,
-            why=f"Hydra refuses '{said}': " + message.strip().splitlines()[-3].strip()
-            if message.count("\n") >= 3
-            else f"Hydra refuses '{said}'",
-            fix=f"{close[0]}={value}" + (f", if that is meant; +{said} adds a new one" if value else "")
-            if close
-            else f"+{said}, if a setting is to be added that verl's config does not have",
-            overrides=change,
-        )
+        near = next(iter(difflib.get_close_matches(key, keys, n=1, cutoff=0.8) or elsewhere), "")
+        changes: dict[str, str | None] = {key: None, near or f"+{key}": value}
+        case = "new" if not near else "near" if value else "empty"
+        reason = f": {message.strip().splitlines()[-3].strip()}" if message.count("\n") >= 3 else ""
+        about: dict[str, Any] = {"key": key, "override": override, "near": near, "value": value, "reason": reason}
+        return finding(f"command.override.key-{case}", overrides=changes, **about)
 
     def judge(self, config: TrainingConfig, facts: Mapping[str, Any], gpus: int | None) -> list[Finding]:
         values = config.values
@@ -176,7 +172,8 @@ class PpoChecks:
         on_cpu = is_on_cpu(variables)
         if gpus is None and not on_cpu and value_at(values, "trainer.nnodes") == 1:
             gpus = facts["gpus"]  # of this machine, on which the cluster would start
-        batch = judge_batch(values) if _is_release(facts) else ()
+        # A fork may demand less of its batch sizes: Absolute-Zero-Reasoner, DrMAS have verl's assertions commented out.
+        batch = judge_batch(values) if facts["is_release"] and facts["program"] in ASKED else ()
         return [*batch, *_parallel(values), *_gpus(values, gpus), *_loggers(values, variables)]
 
     def verdict(self, composed: Composed) -> dict[str, str] | None:
@@ -190,21 +187,8 @@ class PpoChecks:
         return ask_verl(composed.live)
 
     def judge_verdict(self, refusal: Mapping[str, Any]) -> Finding:
-        said = f"{refusal['type']}: {refusal['message'].strip().partition(chr(10))[0][:250]}"
-        if refusal["part"] == "import verl":
-            return finding("command.refused.import", said=said, refusal=refusal)
-        if refusal["part"] == "validate_config":
-            why = f"validate_config, which the trainer calls first, raises it ({refusal['where']})"
-        elif refusal["part"] == "actor_rollout_ref.rollout":
-            why = f"it becomes a dataclass in each worker ({refusal['where']})"
-        else:
-            why = f"verl looks it up when its workers are up ({refusal['where']})"
-        return finding(
-            "command.refused.config",
-            part="the config" if refusal["part"] == "validate_config" else refusal["part"],
-            said=said,
-            why=why,
-        )
+        reason = f"{refusal['type']}: {refusal['message'].strip().partition(chr(10))[0][:250]}"
+        return finding(f"command.refused.{_PARTS.get(refusal['part'], 'value')}", reason=reason, refusal=refusal)
 
     def trained_bytes(self, config: TrainingConfig, parameters: int) -> int:
         """Return the bytes of actor and critic on each GPU.
@@ -302,10 +286,6 @@ class PpoChecks:
 _OLDER = {"reward_file": "custom_reward_function.path", "reward_name": "custom_reward_function.name"}
 
 
-def _has(values: Mapping[str, Any], path: str) -> bool:
-    return value_at(values, path, _NONE) is not _NONE
-
-
 def _read(main: MainConfig, said: Sequence[str], unknown: Sequence[str], folder: Path) -> dict[str, Any]:
     """Return the config by our own reader."""
     folders = main.folders(folder)
@@ -330,14 +310,6 @@ def without(values: Mapping[str, Any], overrides: Sequence[str]) -> Mapping[str,
     return values
 
 
-def _is_release(facts: Mapping[str, Any]) -> bool:
-    """Return whether a program is a release's own: a fork may demand less of its batch sizes, or other things.
-
-    Absolute-Zero-Reasoner and DrMAS have commented verl's assertions out.
-    """
-    return facts["is_release"] and facts["program"] in ASKED
-
-
 def _offloads(config: TrainingConfig, role: str, fsdp: Mapping[str, Any]) -> bool:
     return config.get(f"{role}_strategy") == "fsdp2" and bool(fsdp.get("offload_policy"))
 
@@ -348,21 +320,6 @@ def _sharded_bytes(parameters: int, fsdp: Mapping[str, Any], ranks: int, *, whol
     if whole:
         copies += 1 + (0 if fsdp.get("optimizer_offload") else 2)
     return parameters * number * copies // max(1, ranks)
-
-
-def _unreadable(message: str, overrides: Sequence[str]) -> Finding:
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    odd = next((o for o in overrides if o in message), "")
-    if not odd:
-        odd = next((o for o in overrides if any(c in o.partition("=")[2] for c in "[]{}()|$")), "")
-    return finding(
-        "command.override.syntax",
-        what=f"Hydra cannot read the override '{odd}'" if odd else "Hydra cannot compose the config of the command",
-        lines="; ".join(lines[:2]),
-        fix=f"""quote the value for Hydra inside the shell's quotes: '{odd.partition("=")[0]}="..."'"""
-        if odd
-        else "check --config-name, --config-dir and the groups that the command names",
-    )
 
 
 def _values(config: Mapping[str, Any]) -> Iterator[Finding]:
@@ -395,11 +352,8 @@ def _parallel(config: Mapping[str, Any]) -> Iterator[Finding]:
     pipeline = _whole(config, "actor_rollout_ref.rollout.pipeline_model_parallel_size") or 1
     key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
     if pipeline > 1 and name == "vllm":
-        yield finding(
-            "command.parallel.pipeline",
-            pipeline=pipeline,
-            overrides={"actor_rollout_ref.rollout.pipeline_model_parallel_size": "1"},
-        )
+        path = "actor_rollout_ref.rollout.pipeline_model_parallel_size"
+        yield finding("command.parallel.pipeline", pipeline=pipeline, overrides={path: "1"})
     if ranks is None:
         return
     # A recipe may have GPUs for rollouts alone. Source: verl 0.7 experimental/one_step_off_policy/config.
@@ -416,21 +370,16 @@ def _parallel(config: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _gpus(config: Mapping[str, Any], gpus: int | None) -> Iterator[Finding]:
-    wanted, each, nodes = (_ranks(config, "trainer"), *(value_at(config, f"trainer.{k}") for k in _LAYOUT))
+    trainer = config.get("trainer")
+    wanted, each, nodes = _ranks(config, "trainer"), value_at(trainer, "n_gpus_per_node"), value_at(trainer, "nnodes")
     apart = _ranks(config, "rollout")  # a recipe's own pool, as in `_parallel`
     if gpus is not None and wanted is not None and apart and wanted + apart > gpus:
         yield finding("command.gpus.pools", wanted=wanted + apart, gpus=gpus, wanted_2=wanted, apart=apart)
     elif gpus is not None and wanted is not None and wanted > gpus:
         fewer = max(1, min(nodes, gpus))  # `gpus` is the sum over all nodes
-        yield finding(
-            "command.gpus.one-pool",
-            wanted=wanted,
-            gpus=gpus,
-            each=each,
-            nodes=nodes,
-            fix="" if gpus else "`raydebug up --gpus N`",
-            overrides={"trainer.n_gpus_per_node": str(gpus // fewer), "trainer.nnodes": str(fewer)} if gpus else {},
-        )
+        overrides = {"trainer.n_gpus_per_node": str(gpus // fewer), "trainer.nnodes": str(fewer)} if gpus else {}
+        about: dict[str, Any] = {"wanted": wanted, "gpus": gpus, "each": each, "nodes": nodes}
+        yield finding("command.gpus.one-pool" if gpus else "command.gpus.none", overrides=overrides, **about)
 
 
 def _loggers(config: Mapping[str, Any], variables: Mapping[str, str]) -> Iterator[Finding]:
