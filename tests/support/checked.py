@@ -25,30 +25,19 @@ from raydebug.findings import Finding
 
 # All that a CPU and sixteen rows need, said by the command itself.
 OVERRIDES = {
-    "algorithm.adv_estimator": "grpo",
-    "data.train_files": "data/train.parquet",
-    "data.val_files": "data/test.parquet",
-    "data.train_batch_size": "4",
-    "data.max_prompt_length": "64",
-    "data.max_response_length": "32",
-    "data.dataloader_num_workers": "0",
-    "actor_rollout_ref.model.path": "model",
+    "algorithm.adv_estimator": "grpo", "data.train_files": "data/train.parquet", "data.val_files": "data/test.parquet",
+    "data.train_batch_size": "4", "data.max_prompt_length": "64", "data.max_response_length": "32",
+    "data.dataloader_num_workers": "0", "actor_rollout_ref.model.path": "model",
     "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
-    "actor_rollout_ref.model.use_remove_padding": "False",
-    "actor_rollout_ref.rollout.name": "vllm",
-    "actor_rollout_ref.rollout.n": "2",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size": "1",
+    "actor_rollout_ref.model.use_remove_padding": "False", "actor_rollout_ref.rollout.name": "vllm",
+    "actor_rollout_ref.rollout.n": "2", "actor_rollout_ref.rollout.tensor_model_parallel_size": "1",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": "4",
-    "actor_rollout_ref.rollout.free_cache_engine": "False",
-    "+actor_rollout_ref.rollout.enable_sleep_mode": "False",
-    "actor_rollout_ref.actor.strategy": "fsdp2",
-    "actor_rollout_ref.actor.ppo_mini_batch_size": "4",
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "4",
-    "trainer.device": "cpu",
-    "trainer.n_gpus_per_node": "1",
-    "trainer.logger": "[console]",
+    "actor_rollout_ref.rollout.free_cache_engine": "False", "+actor_rollout_ref.rollout.enable_sleep_mode": "False",
+    "actor_rollout_ref.actor.strategy": "fsdp2", "actor_rollout_ref.actor.ppo_mini_batch_size": "4",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "4", "trainer.device": "cpu",
+    "trainer.n_gpus_per_node": "1", "trainer.logger": "[console]",
     "reward.custom_reward_function.path": "data/reward.py",
-}
+}  # fmt: skip
 
 # A stage that is skipped in a ladder that goes on has passed before, with everything that it reads as it is now.
 WELL = (PASSED, SKIPPED)

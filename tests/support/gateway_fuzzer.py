@@ -185,19 +185,9 @@ class Fuzzer:
         chance = self._chance
         method = chance.choice(["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
         paths = [
-            "/health",
-            "/status",
-            "/pauses",
-            "/processes",
-            "/processes/stacks",
-            "/processes/x",
-            "/pause",
-            "/breaks",
-            "/breaks/b1",
-            "/jobs/x",
-            "/stacks",
-            "/",
-        ]
+            "/health", "/status", "/pauses", "/processes", "/processes/stacks", "/processes/x", "/pause", "/breaks",
+            "/breaks/b1", "/jobs/x", "/stacks", "/",
+        ]  # fmt: skip
         path = chance.choice([*paths, "//", "/" + "x" * chance.randrange(LONG), "http://evil/", "/%ff?a=b"])
         body = self._body()
         headers = {"Host": chance.choice(["localhost", "localhost", "localhost", "evil.example", "[::1", ""])}
@@ -219,8 +209,7 @@ class Fuzzer:
     def _body(self) -> bytes:
         chance = self._chance
         one = self._record(
-            records.BreakpointSpec,
-            {"where": "x.py:1", "source": "/x.py", "line": 1, "policy": {"every": 2}},
+            records.BreakpointSpec, {"where": "x.py:1", "source": "/x.py", "line": 1, "policy": {"every": 2}}
         )
         document: Any = chance.choice(
             [

@@ -155,10 +155,7 @@ class GatewayUnderTest:
 
 @contextlib.contextmanager
 def open_gateway(
-    folder: Path,
-    *options: str,
-    host: str = "127.0.0.1",
-    run_on: Callable[..., list[str]] | None = None,
+    folder: Path, *options: str, host: str = "127.0.0.1", run_on: Callable[..., list[str]] | None = None
 ) -> Iterator[GatewayUnderTest]:
     """Start a gateway of its own on free ports; end it with all that dialled it.
 

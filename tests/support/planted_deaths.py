@@ -87,21 +87,10 @@ def second_node(cluster: Cluster, kind: str) -> Iterator[psutil.Process]:
     if kind == "ray-oom":
         environ |= {"RAY_memory_usage_threshold": f"{used + 0.05:.3f}", "RAY_memory_monitor_refresh_ms": "100"}
     argv = [
-        cluster.python,
-        "-P",
-        "-c",
-        STARTS,
-        "start",
-        "--block",
-        "--disable-usage-stats",
-        f"--address=127.0.0.1:{cluster.ports['gcs']}",
-        "--node-ip-address=127.0.0.1",
-        "--num-cpus=1",
-        "--num-gpus=0",
-        "--object-store-memory=100000000",
-        f'--resources={{"node-of-{kind}": 1}}',
-        "--log-color=false",
-    ]
+        cluster.python, "-P", "-c", STARTS, "start", "--block", "--disable-usage-stats",
+        f"--address=127.0.0.1:{cluster.ports['gcs']}", "--node-ip-address=127.0.0.1", "--num-cpus=1", "--num-gpus=0",
+        "--object-store-memory=100000000", f'--resources={{"node-of-{kind}": 1}}', "--log-color=false",
+    ]  # fmt: skip
     if kind in ("node-lost", "container-stopped"):
         argv = ["unshare", "--pid", "--fork", "--mount-proc", *argv]
     log = tempfile.TemporaryFile()  # noqa: SIM115
@@ -211,12 +200,9 @@ def main(kinds: list[str], keep: str | None = None) -> int:
                 row = plant(cluster, kind)
             except Exception as error:  # noqa: BLE001 - the others are planted nevertheless
                 row = {
-                    "kind": kind,
-                    "right": False,
-                    "named": f"{type(error).__name__}: {error}"[-1500:],
-                    "after_s": None,
+                    "kind": kind, "right": False, "named": f"{type(error).__name__}: {error}"[-1500:], "after_s": None,
                     "said": [],
-                }
+                }  # fmt: skip
             rows.append(row)
             after = "-" if row["after_s"] is None else f"{row['after_s']:.2f} s"
             print(

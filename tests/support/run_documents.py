@@ -75,21 +75,13 @@ def failed_run() -> Document:
     ]
     memory.append({"process": NODE, "node": "f1633e03 10.0.0.4", "samples": _grows(69_500, 0, end, rng)})
     overrides = [
-        "data.train_files=/data/gsm8k/train.parquet",
-        "data.train_batch_size=1024",
-        "data.max_prompt_length=512",
-        "data.max_response_length=1024",
-        "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct",
-        "actor_rollout_ref.actor.optim.lr=1e-6",
-        "actor_rollout_ref.rollout.name=vllm",
-        "actor_rollout_ref.rollout.gpu_memory_utilization=0.6",
-        "actor_rollout_ref.rollout.n=5",
-        "algorithm.adv_estimator=grpo",
-        "trainer.n_gpus_per_node=2",
-        "trainer.nnodes=1",
-        "trainer.project_name=gsm8k grpo",
-        "trainer.total_epochs=15",
-    ]
+        "data.train_files=/data/gsm8k/train.parquet", "data.train_batch_size=1024", "data.max_prompt_length=512",
+        "data.max_response_length=1024", "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct",
+        "actor_rollout_ref.actor.optim.lr=1e-6", "actor_rollout_ref.rollout.name=vllm",
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.6", "actor_rollout_ref.rollout.n=5",
+        "algorithm.adv_estimator=grpo", "trainer.n_gpus_per_node=2", "trainer.nnodes=1",
+        "trainer.project_name=gsm8k grpo", "trainer.total_epochs=15",
+    ]  # fmt: skip
     return {
         "version": 1,
         "kind": "run",
@@ -99,9 +91,7 @@ def failed_run() -> Document:
         "profile": "debug",
         "changes": [
             {
-                "key": "trainer.total_training_steps",
-                "old": None,
-                "new": 2,
+                "key": "trainer.total_training_steps", "old": None, "new": 2,
                 "why": "the second step needs what the first one learned",
             },
             {"key": "data.train_batch_size", "old": 1024, "new": 4, "why": "four prompts"},
@@ -109,12 +99,8 @@ def failed_run() -> Document:
             {"key": "trainer.save_freq", "old": 20, "new": -1, "why": "nothing is saved"},
         ],
         "variables": {
-            "RAY_DEBUG": "1",
-            "RAY_DEBUG_POST_MORTEM": "1",
-            "VERL_PLATFORM": "cuda",
-            "WANDB_API_KEY": "x" * 40,
-            "NCCL_TIMEOUT": "86400",
-            "VLLM_USE_V1": "1",
+            "RAY_DEBUG": "1", "RAY_DEBUG_POST_MORTEM": "1", "VERL_PLATFORM": "cuda", "WANDB_API_KEY": "x" * 40,
+            "NCCL_TIMEOUT": "86400", "VLLM_USE_V1": "1",
         },
         "lock": {"flavour": "cuda", "sha256": "9f2c" * 16},
         "started": STARTED,
@@ -122,10 +108,8 @@ def failed_run() -> Document:
         "status": "failed",
         "exit_code": 1,
         "first_error": {
-            "kind": "FloatingPointError",
-            "text": "loss is nan at step 9 (grad_norm=inf)",
-            "who": "WorkerDict.update_actor, pid 7141",
-            "place": "/workspace/verl/actor/dp_actor.py:418",
+            "kind": "FloatingPointError", "text": "loss is nan at step 9 (grad_norm=inf)",
+            "who": "WorkerDict.update_actor, pid 7141", "place": "/workspace/verl/actor/dp_actor.py:418",
         },
         "phases": listed,
         "steps": steps,
@@ -134,24 +118,20 @@ def failed_run() -> Document:
         "pauses": pauses,
         "findings": [
             {
-                "stage": "engine",
-                "code": "engine.memory-fraction",
-                "severity": "warning",
+                "stage": "engine", "code": "engine.memory-fraction", "severity": "warning",
                 "what": "gpu_memory_utilization=0.6 leaves 2.1 GiB less than the actor's update took in the last run",
                 "why": "the engine keeps 47.5 GiB of 79.2 GiB while the actor's peak was 33.8 GiB",
                 "fix": "actor_rollout_ref.rollout.gpu_memory_utilization=0.5",
             },
             {
-                "stage": "train",
-                "code": "train.loss-nan",
-                "severity": "error",
+                "stage": "train", "code": "train.loss-nan", "severity": "error",
                 "what": "the loss is NaN from step 8 on",
                 "why": "actor/grad_norm rose to inf; the update went on with it",
                 "fix": "actor_rollout_ref.actor.grad_clip=1.0, and look at rank 1: raydebug attach 4",
             },
         ],
         "log": "job.log",
-    }
+    }  # fmt: skip
 
 
 def quick_run() -> Document:
@@ -245,15 +225,9 @@ def huge_run(pauses: int = 5_000, steps: int = 10_000) -> Document:
         for rank in range(32)
     ]
     return document | {
-        "id": "raydebug-huge",
-        "started": STARTED,
-        "ended": STARTED + length,
-        "steps": listed,
-        "pauses": waits,
-        "phases": phases,
-        "memory": memory,
-        "gpus": [],
-    }
+        "id": "raydebug-huge", "started": STARTED, "ended": STARTED + length, "steps": listed, "pauses": waits,
+        "phases": phases, "memory": memory, "gpus": [],
+    }  # fmt: skip
 
 
 def hostile_run() -> Document:
@@ -286,9 +260,7 @@ def hostile_run() -> Document:
         ],
         "steps": [
             {
-                "step": 1,
-                "end_s": 2.0,
-                "seconds": 1.0,
+                "step": 1, "end_s": 2.0, "seconds": 1.0,
                 "metrics": {evil: 1.0, "strict": "NaN", "none": None, "text": "a"},
             },
             {"step": "x", "end_s": 2.0, "seconds": 1.0},
@@ -306,19 +278,14 @@ def hostile_run() -> Document:
         ],
         "findings": [{"stage": evil, "code": evil, "severity": evil, "what": evil, "why": evil, "fix": evil}],
         "log": "javascript:alert(1)",
-    }
+    }  # fmt: skip
 
 
 def _pause(number: int, where: str, who: str, start: float, end: float | None) -> Document:
     return {
-        "id": str(number),
-        "where": where,
-        "kind": "breakpoint",
-        "who": who,
-        "exception": None,
-        "start_s": start,
+        "id": str(number), "where": where, "kind": "breakpoint", "who": who, "exception": None, "start_s": start,
         "end_s": end,
-    }
+    }  # fmt: skip
 
 
 def _grows(size: float, since: float, end: float, rng: random.Random) -> list[list[float]]:
@@ -338,8 +305,6 @@ def _gpu(index: int, end: float, rng: random.Random) -> Document:
         busy = 0.0 if at < 9 else 96 * (at % 17 > 9) + 8 * rng.random()
         samples.append([float(at), used, min(100.0, busy)])
     return {
-        "name": f"GPU {index} NVIDIA H100 80GB HBM3",
-        "node": "f1633e03 10.0.0.4",
-        "total_mib": 81559.0,
+        "name": f"GPU {index} NVIDIA H100 80GB HBM3", "node": "f1633e03 10.0.0.4", "total_mib": 81559.0,
         "samples": samples,
-    }
+    }  # fmt: skip

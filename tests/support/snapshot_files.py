@@ -80,16 +80,11 @@ def crashed_reward(**summary: Any) -> Document:
     }  # fmt: skip
     outer = {
         "many": saved.add(type="list", length=1000, items=[saved.of(n) for n in range(3)]),
-        "long": saved.add(type="str", text="a" * 100, length=5_000_000),
-        "token": saved.add(type="str", redacted=True),
-        "shown": saved.of(ESCAPE),
-        "cycle": node,
-        "numpy_str": saved.add(type="numpy.str_", text="gsm8k", length=5),
-        "data": saved.add(type="bytes", text="b'ab'", length=2),
-        "gpu": saved.add(type="torch.Tensor", tensor=hidden),
-        "how": saved.add(type="function", text="reward"),
-        ESCAPE: saved.of((1,)),
-    }
+        "long": saved.add(type="str", text="a" * 100, length=5_000_000), "token": saved.add(type="str", redacted=True),
+        "shown": saved.of(ESCAPE), "cycle": node, "numpy_str": saved.add(type="numpy.str_", text="gsm8k", length=5),
+        "data": saved.add(type="bytes", text="b'ab'", length=2), "gpu": saved.add(type="torch.Tensor", tensor=hidden),
+        "how": saved.add(type="function", text="reward"), ESCAPE: saved.of((1,)),
+    }  # fmt: skip
     frames = [
         {"file": "/workspace/reward.py", "line": 45, "function": "reward", "arguments": ["batch", "config", "scores"],
          "locals": inner, "source_from": 41, "source": SOURCE},

@@ -6,18 +6,8 @@ from pathlib import Path
 
 # The standard library's names that our processes load, and packages of theirs: a module of the folder must not win.
 NAMES = (
-    "types",
-    "json",
-    "platform",
-    "queue",
-    "random",
-    "secrets",
-    "select",
-    "socket",
-    "subprocess",
-    "tempfile",
-    "typing",
-)
+    "types", "json", "platform", "queue", "random", "secrets", "select", "socket", "subprocess", "tempfile", "typing",
+)  # fmt: skip
 NAMES += ("uuid", "logging", "signal", "inspect", "asyncio", "sitecustomize", "usercustomize", "raydebug", "psutil")
 NAMES += ("httpx", "yaml", "typer", "rich", "ray", "debugpy", "h11", "websockets", "re2", "hydra", "verl", "torch")
 MARK = "imported"

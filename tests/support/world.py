@@ -308,14 +308,8 @@ def _unpack(folder: Path) -> None:
     archives = folder / "archives"
     (archives / "partial").mkdir(parents=True)
     options = [
-        "-qq",
-        "-o",
-        f"Dir::Cache::archives={archives}",
-        "-o",
-        "Debug::NoLocking=1",
-        "-o",
-        "APT::Sandbox::User=root",
-    ]
+        "-qq", "-o", f"Dir::Cache::archives={archives}", "-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User=root",
+    ]  # fmt: skip
     get = ["apt-get", *options, "-y", "--download-only", "--no-install-recommends", "install", *PACKAGES]
     for argv in (get, ["apt-get", *options, "update"], get):
         said = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=PACKAGES_S)

@@ -25,26 +25,13 @@ def facts(**changed: Any) -> dict[str, Any]:
     """Return the facts of an environment in which nothing is wrong."""
     well: dict[str, Any] = {
         "shm": {"total": 8 * GIB, "free": 8 * GIB},
-        "limits": {"nofile": [65536, 65536], "nproc": [-1, -1], "memlock": [-1, -1]},
-        "cores": 64,
-        "memory": 512 * GIB,
-        "pids": None,
-        "disks": {"the folder of the run": {"total": 100 * GIB, "free": 50 * GIB}},
-        "tmp": "/tmp",
-        "infiniband": [],
-        "interfaces": ["lo", "docker0", "eth0"],
-        "verbs": {"devices": [], "library": False},
-        "spill_in_memory": False,
-        "variables": {},
-        "packages": {"triton": "3.6.0", "torch": "2.11.0"},
-        "compiler": "/usr/bin/gcc",
-        "headers": True,
-        "include": "/usr/include/python3.12",
-        "python": "3.12.3",
-        "gpus": [],
-        "smi": None,
-        "torch_cuda": "13.0",
-    }
+        "limits": {"nofile": [65536, 65536], "nproc": [-1, -1], "memlock": [-1, -1]}, "cores": 64, "memory": 512 * GIB,
+        "pids": None, "disks": {"the folder of the run": {"total": 100 * GIB, "free": 50 * GIB}}, "tmp": "/tmp",
+        "infiniband": [], "interfaces": ["lo", "docker0", "eth0"], "verbs": {"devices": [], "library": False},
+        "spill_in_memory": False, "variables": {}, "packages": {"triton": "3.6.0", "torch": "2.11.0"},
+        "compiler": "/usr/bin/gcc", "headers": True, "include": "/usr/include/python3.12", "python": "3.12.3",
+        "gpus": [], "smi": None, "torch_cuda": "13.0",
+    }  # fmt: skip
     return {**well, **changed}
 
 
@@ -293,16 +280,9 @@ def test_a_fork_in_the_folder_of_the_command(tmp_path: Path) -> None:
     (tmp_path / "verl" / "version" / "version").write_text("0.3.1.dev")
     (trainer / "main_ppo.py").write_text("raise SystemExit('it is not imported')\n")
     argv = [
-        sys.executable,
-        "-P",
-        "-m",
-        "raydebug",
-        "check",
-        "env",
-        "--json",
-        "--",
+        sys.executable, "-P", "-m", "raydebug", "check", "env", "--json", "--",
         *["python", "-m", "verl.trainer.main_ppo"],
-    ]
+    ]  # fmt: skip
     done = subprocess.run(argv, cwd=tmp_path, env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")},
                           capture_output=True, text=True, timeout=60)  # fmt: skip
     found = json.loads(done.stdout)["stages"][0]["findings"]

@@ -60,14 +60,10 @@ def test_what_it_has_of_a_lock(lock: Lock) -> None:
     assert document["metadata"]["properties"][0] == {"name": "raydebug:lock", "value": lock.body}
     ray, torch = document["components"]
     assert ray == {
-        "type": "library",
-        "bom-ref": "pkg:pypi/ray@2.60.0",
-        "name": "ray",
-        "version": "2.60.0",
-        "purl": "pkg:pypi/ray@2.60.0",
-        "licenses": [{"license": {"id": "Apache-2.0"}}],
+        "type": "library", "bom-ref": "pkg:pypi/ray@2.60.0", "name": "ray", "version": "2.60.0",
+        "purl": "pkg:pypi/ray@2.60.0", "licenses": [{"license": {"id": "Apache-2.0"}}],
         "hashes": [{"alg": "SHA-256", "content": A}, {"alg": "SHA-256", "content": B}],
-    }
+    }  # fmt: skip
     assert (torch["purl"], "licenses" in torch) == ("pkg:pypi/torch@2.13.0%2Bcpu", False)
     sbom.check(lock, ["core"])
 

@@ -364,12 +364,7 @@ def test_each_kind_of_crash(shared_gateway, kind: str, mode: str):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("body", "variables"),
-    [
-        ("sys.exit(3)", {}),
-        ("raise KeyboardInterrupt", {}),
-        ("f()", {"RAYDEBUG_SNAPSHOTS": "0"}),
-        ("print('fine')", {}),
-    ],
+    [("sys.exit(3)", {}), ("raise KeyboardInterrupt", {}), ("f()", {"RAYDEBUG_SNAPSHOTS": "0"}), ("print('fine')", {})],
 )
 def test_no_crash(shared_gateway, body: str, variables: dict[str, str]):
     """An exit, an interrupt, a normal end, and a job with RAYDEBUG_SNAPSHOTS=0 have no snapshot."""

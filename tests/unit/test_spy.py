@@ -18,11 +18,7 @@ HOLDS = "import ctypes\ndef hold():\n    ctypes.PyDLL(None).sleep(20)\nprint('re
 @pytest.mark.parametrize(
     ("facts", "cause", "fix"),
     [
-        (
-            (1000, 1001, 0, False),
-            "the process has user id 1000; py-spy has 1001",
-            "as the user of the process",
-        ),
+        ((1000, 1001, 0, False), "the process has user id 1000; py-spy has 1001", "as the user of the process"),
         ((1000, 1000, 1, False), "kernel.yama.ptrace_scope is 1, and CAP_SYS_PTRACE is missing", "ptrace_scope=0, or"),
         ((1000, 0, 3, True), "kernel.yama.ptrace_scope is 3", "restart the machine"),
         ((1000, 1000, 0, False), "a seccomp filter", "cap_add: [SYS_PTRACE]"),

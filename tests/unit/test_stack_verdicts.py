@@ -102,16 +102,11 @@ def calls(rank: int, *called: tuple[str, int, bool], ranks: range = range(3), na
     """Return a process group of torch on a rank: (operation, elements, done) of each collective, from 1."""
     given = [
         {
-            "backend": "gloo",
-            "seq": seq,
-            "op": op,
-            "sizes": f"[{elements}]",
-            "elements": elements,
-            "dtypes": "Float",
+            "backend": "gloo", "seq": seq, "op": op, "sizes": f"[{elements}]", "elements": elements, "dtypes": "Float",
             "done": done,
         }
         for seq, (op, elements, done) in enumerate(called, 1)
-    ]
+    ]  # fmt: skip
     group = {"name": name, "description": "default_pg", "rank": rank, "ranks": list(ranks), "calls": given}
     return {"collectives": [group], "world": len(ranks)}
 

@@ -19,28 +19,18 @@ def test_every_size_shrinks_and_nothing_else_changes() -> None:
     """Sizes become small, in nested configs too; what is no size stays; a smaller size is kept."""
     small = shrink(
         {
-            "model_type": "x",
-            "rms_norm_eps": 1e-6,
-            "hidden_size": 4096,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "layer_types": ["full_attention"] * 40,
+            "model_type": "x", "rms_norm_eps": 1e-6, "hidden_size": 4096, "num_hidden_layers": 1,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "layer_types": ["full_attention"] * 40,
             "vision_config": {"depth": 32, "hidden_size": 1280, "num_heads": 16, "out_hidden_size": 4096},
             "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
         }
-    )
+    )  # fmt: skip
     assert small == {
-        "model_type": "x",
-        "rms_norm_eps": 1e-6,
-        "hidden_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "layer_types": ["full_attention"],
+        "model_type": "x", "rms_norm_eps": 1e-6, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "layer_types": ["full_attention"],
         "vision_config": {"depth": 2, "hidden_size": 64, "num_heads": 2, "out_hidden_size": 64},
         "rope_scaling": {"type": "mrope", "mrope_section": [6, 5, 5]},
-    }
+    }  # fmt: skip
 
 
 def test_heads_that_are_not_grouped_stay_so() -> None:
@@ -55,11 +45,8 @@ def test_token_ids_follow_the_vocabulary() -> None:
         {5: 1, 9: 2}.get,
     )
     assert renamed == {
-        "eos_token_id": [1, 2],
-        "pad_token_id": None,
-        "text_config": {"bos_token_id": 1},
-        "hidden_size": 5,
-    }
+        "eos_token_id": [1, 2], "pad_token_id": None, "text_config": {"bos_token_id": 1}, "hidden_size": 5,
+    }  # fmt: skip
 
 
 def test_folder_appears_whole(tmp_path: Path) -> None:

@@ -34,12 +34,9 @@ def running(**more: Any) -> dict[str, Any]:
     """A run that goes on and is paused, with a slow rank and findings."""
     document = run_documents.failed_run()
     pause = {
-        "id": "7",
-        "where": "reward.py:12 score",
-        "kind": "breakpoint",
-        "who": "Trainer rank 1 pid 8",
+        "id": "7", "where": "reward.py:12 score", "kind": "breakpoint", "who": "Trainer rank 1 pid 8",
         "exception": None,
-    }
+    }  # fmt: skip
     findings = [
         {"code": "run.slow-rank", "severity": "warning", "what": "Trainer rank 1 is slower than the others"},
         {"code": "x", "severity": "error", "what": "a hostile \x1b[2J finding"},
@@ -161,12 +158,8 @@ def write(folder: Path, document: dict[str, Any]) -> None:
 
 def environment(folder: Path) -> dict[str, str]:
     return {
-        **os.environ,
-        "XDG_STATE_HOME": str(folder.parents[2]),
-        "TERM": "xterm-256color",
-        "COLUMNS": "",
-        "LINES": "",
-    }
+        **os.environ, "XDG_STATE_HOME": str(folder.parents[2]), "TERM": "xterm-256color", "COLUMNS": "", "LINES": "",
+    }  # fmt: skip
 
 
 def test_once_and_json(folder: Path) -> None:

@@ -103,11 +103,7 @@ def test_check_env_knows_the_range(package, version, expected):
 def test_the_platform_for_cpus_is_named(variables, has):
     """A verl training on a CPU needs raydebug-cpu, and `check env` names the package; one on a GPU does without."""
     facts = {
-        "packages": {"verl": "0.9.1"},
-        "conflicts": [],
-        "python": "3.11.7",
-        "user_site": [],
-        "executable": "python",
-    }
+        "packages": {"verl": "0.9.1"}, "conflicts": [], "python": "3.11.7", "user_site": [], "executable": "python",
+    }  # fmt: skip
     found = [one.fix for one in judge_platform({**facts, "variables": variables})]
     assert (f"pip install raydebug-cpu=={raydebug.__version__}" not in found) == has
