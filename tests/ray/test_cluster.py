@@ -64,6 +64,7 @@ def test_life_of_a_cluster(cluster, other):
         "python",
         "nodes",
         "pool",
+        "modes",
     } == set(document)
     assert document["pool"] is None, "it is no warm one"
     assert (document["version"], document["name"], document["kind"]) == (1, "other", "local")
