@@ -57,9 +57,7 @@ def _run(cluster: Cluster, job: Job) -> Facts:
     dashboard = Dashboard(cluster)
     deadline = time.monotonic() + 3 * BUDGET_S * BUSY_TIMES
     try:
-        while dashboard.job(submission_id)["status"] not in ENDED:
-            if time.monotonic() > deadline:
-                break
+        while dashboard.job(submission_id)["status"] not in ENDED and time.monotonic() <= deadline:
             time.sleep(POLL_S)
     finally:
         with contextlib.suppress(RaydebugError):
@@ -91,7 +89,7 @@ def _nodes(nodes: list[Mapping[str, Any]]) -> Iterator[Finding]:
         if not node["alive"]:
             if node["ip"] in alive:
                 continue
-            yield finding("cluster.node.dead", node=node, reason=node["why"] or "Ray gives no reason")
+            yield finding("cluster.node.dead", node=node)
         elif "silent" in node:
             yield finding("cluster.node.silent", node=node)
 
@@ -104,11 +102,8 @@ def _environments(nodes: list[Mapping[str, Any]]) -> Iterator[Finding]:
     yield from env.compare(first["facts"], {node["ip"]: node["facts"] for node in others})
     for node in nodes:
         on_cpu = node["facts"]["variables"].get("VERL_PLATFORM") == "cpu" or not node["gpus"]
-        of_node = [
-            *env_machine.judge_limits(node["facts"]),
-            *env_machine.judge_gpus(node["facts"], on_cpu=on_cpu, wants_training=False),
-        ]
-        for fault in of_node:
+        gpus = env_machine.judge_gpus(node["facts"], on_cpu=on_cpu, wants_training=False)
+        for fault in (*env_machine.judge_limits(node["facts"]), *gpus):
             yield Finding(fault.code, fault.severity, f"node {node['ip']}: {fault.what}", fault.why, fault.fix)
 
 
@@ -123,10 +118,4 @@ def _sum(found: Mapping[str, Any]) -> Iterator[Finding]:
     if "skipped" in found:
         yield finding("cluster.all-reduce.not-tried", skipped=found["skipped"])
     elif "failed" in found or not found["right"]:
-        yield finding(
-            "cluster.all-reduce.wrong",
-            backend=found["backend"],
-            ranks=found["ranks"],
-            outcome="failed" if "failed" in found else "gave a wrong sum",
-            reason=found.get("failed", "a link or a GPU computes wrongly"),
-        )
+        yield finding("cluster.all-reduce.failed" if "failed" in found else "cluster.all-reduce.wrong", tried=found)

@@ -220,8 +220,4 @@ def _with_override(before: Fixed, key: str, value: str | None) -> Fixed:
         return before
     said = old[-1].partition("=")[2] if old else "(not given)"
     change = f"{plain}: {said} -> {'(taken out)' if value is None else value}"
-    return replace(
-        before,
-        target=replace(target, command=(*head, *new)),
-        changes=(*before.changes, change),
-    )
+    return replace(before, target=replace(target, command=(*head, *new)), changes=(*before.changes, change))

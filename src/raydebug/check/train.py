@@ -77,12 +77,8 @@ def judge(code: int | None, log: str, target: Target, run: Run = NOT_RECORDED) -
         return [finding("train.no-step", last=last_words(log), epochs=keys.get("epochs", "the number of steps"))]
     if code is None:
         cause = first_error(log, run)
-        words = f"; first cause: {''.join(headline(cause))[:200]}" if cause else ""
-        return [
-            finding(
-                "train.out-of-time", limit_s=LIMIT_S, count=len(steps), last=last_words(log), words=words, again=again
-            )
-        ]
+        last = last_words(log) + (f"; first cause: {''.join(headline(cause))[:200]}" if cause else "")
+        return [finding("train.out-of-time", limit_s=LIMIT_S, count=len(steps), last=last, again=again)]
     if refused := REFUSED.search(log):
         return [finding("train.not-run", refused=refused, fix=refused[3].strip())]
     failed = f"the training fails after {len(steps)} steps"
@@ -91,26 +87,17 @@ def judge(code: int | None, log: str, target: Target, run: Run = NOT_RECORDED) -
         why = "; ".join(filter(None, (diagnosis["why"], diagnosis.get("evidence"))))
         return [finding("train.failed.diagnosed", what=what, why=why, diagnosis=diagnosis)]
     cause = first_error(log, run)
-    what, where = ("".join(headline(cause)), origin(cause)) if cause else (last_words(log), "")
-    return [
-        finding(
-            "train.failed.named", failed=failed, what=what, place=where or "its log says so", code=code, again=again
-        )
-    ]
+    what, place = ("".join(headline(cause)), origin(cause)) if cause else (last_words(log), "")
+    return [finding("train.failed.named", failed=failed, what=what, place=place, code=code, again=again)]
 
 
 def _not_a_number(steps: list[StepMetrics], target: Target) -> list[Finding]:
     for step in steps:
         bad = [name for name, value in step["metrics"].items() if not math.isfinite(value) and SPOILT.search(name)]
         if bad:
-            return [
-                finding(
-                    "train.not-a-number",
-                    step=step,
-                    metrics=", ".join(bad[:4]),
-                    written=f" ({key}=DIR writes them)" if (key := target.checks.keys.get("rollouts_to")) else "",
-                )
-            ]
+            key = target.checks.keys.get("rollouts_to")
+            written = f" ({key}=DIR writes them)" if key else ""
+            return [finding("train.not-a-number", step=step, metrics=bad[:4], written=written)]
     return []
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from raydebug.check.probes import Facts, installed
 from raydebug.check.probes.installed import normal
 from raydebug.trainers.config import package_folder
+from raydebug.trainers.hub import hub_cache
 
 # The packages whose versions have to fit each other, as package indexes call them.
 PACKAGES = (
@@ -296,12 +297,8 @@ def _verbs() -> Facts:
 
 
 def _hub_cache() -> Facts:
-    """Return where the Hub's cache is, and whether it can be written.
-
-    Source: huggingface_hub 1.x constants.py: HF_HUB_CACHE, else HF_HOME/hub, else XDG_CACHE_HOME/huggingface/hub.
-    """
-    base = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")  # noqa: PTH118
-    folder = Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(base, "hub")))  # noqa: PTH111, PTH118
+    """Return where the Hub's cache is, and whether it can be written."""
+    folder = hub_cache()
     existing = next((place for place in (folder, *folder.parents) if place.exists()), folder)
     return {"folder": str(folder), "writable": existing.is_dir() and os.access(existing, os.W_OK), "at": str(existing)}
 

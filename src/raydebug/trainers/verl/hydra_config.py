@@ -103,9 +103,7 @@ def ask_verl(config: Any) -> dict[str, str] | None:
         return {**describe_exception(failure), "part": "import verl"}
     try:
         validate_config(
-            config=config,
-            use_reference_policy=need_reference_policy(config),
-            use_critic=need_critic(config),
+            config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
         )
     except Exception as failure:  # noqa: BLE001 - assertions, ValueError, Hydra's own errors
         return {**describe_exception(failure), "part": "validate_config"}
