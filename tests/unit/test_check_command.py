@@ -258,6 +258,18 @@ def test_memory_of_a_model_of_seven_billion() -> None:
     assert estimated(with_critic, sizes, count, stateful=False).training == count * 4 // 8 + count * 16 // 8
 
 
+SIZES = {"num_hidden_layers": 28, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+         "max_position_embeddings": 2_000_000}  # fmt: skip
+
+
+def fit(changed: dict[str, Any], parameters: int, gpu: int, **known: Any) -> list[Finding]:
+    """Return what is said of a model of so many parameters on GPUs of so many bytes."""
+    facts = {"config": config(**changed), "sizes": SIZES, "has_flash_attention": True, "layer_types": [],
+             "trainer_version": "0.9.1", "memory_bytes": 0, "gpu_bytes": gpu,
+             "shards": {"parameters": parameters, "shards": []}, **known}  # fmt: skip
+    return list(judge_fit(target(), facts, {}))
+
+
 GPU = {"70 GiB for two ranks of 8 B": (
            {"trainer__n_gpus_per_node": 2, f"{ROLLOUT}__tensor_model_parallel_size": 1}, 8_000_000_000, 48 * GIB,
            "model.memory", "each rank needs about"),
@@ -272,36 +284,25 @@ GPU = {"70 GiB for two ranks of 8 B": (
 @pytest.mark.parametrize(("changed", "parameters", "gpu", "code", "says"), GPU.values(), ids=GPU)
 def test_what_does_not_fit_a_gpu(changed: dict[str, Any], parameters: int, gpu: int, code: str, says: str) -> None:
     """What cannot fit is an error with both sizes."""
-    sizes = {"num_hidden_layers": 28, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-             "max_position_embeddings": 2_000_000}  # fmt: skip
-    facts = {"config": config(**changed), "sizes": sizes, "has_flash_attention": True, "layer_types": [],
-             "trainer_version": "0.9.1", "memory_bytes": 0, "gpu_bytes": gpu,
-             "shards": {"parameters": parameters, "shards": []}}  # fmt: skip
-    found = [f for f in judge_fit(target(), facts, {}) if f.severity == "error"]
+    found = [finding for finding in fit(changed, parameters, gpu) if finding.severity == "error"]
     assert [finding.code for finding in found] == [code]
     assert says in found[0].what
 
 
 def test_layers_with_a_window() -> None:
     """The cache of a model with layers whose cache ends at a window is not judged as one that grows in all layers."""
-    sizes = {"num_hidden_layers": 28, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-             "max_position_embeddings": 2_000_000}  # fmt: skip
     changed, parameters, gpu, _, _ = GPU["a context that the cache does not hold"]
     for kind, codes in (("full_attention", ["model.kv-cache"]), ("sliding_attention", []), ("chunked_attention", [])):
-        facts = {"config": config(**changed), "sizes": sizes, "has_flash_attention": True, "layer_types": [kind],
-                 "trainer_version": "0.9.1", "memory_bytes": 0, "gpu_bytes": gpu,
-                 "shards": {"parameters": parameters, "shards": []}}  # fmt: skip
-        assert [found.code for found in judge_fit(target(), facts, {}) if found.severity == "error"] == codes
+        found = fit(changed, parameters, gpu, layer_types=[kind])
+        assert [finding.code for finding in found if finding.severity == "error"] == codes
 
 
 def test_an_actor_of_megatron_is_not_judged_as_one_of_fsdp() -> None:
     """It shards by settings of its own and brings its own attention; what vLLM needs is judged all the same."""
     few = {f"{ROLLOUT}__gpu_memory_utilization": 0.1}
     for strategy, codes in (("fsdp2", ["model.attention", "model.memory"]), ("megatron", ["model.memory"])):
-        facts = {"config": config(**few, **{f"{ACTOR}__strategy": strategy}), "sizes": {}, "has_flash_attention": False,
-                 "trainer_version": "0.9.1", "memory_bytes": 0, "gpu_bytes": 80 * GIB, "layer_types": [],
-                 "shards": {"parameters": 70_000_000_000, "shards": []}}  # fmt: skip
-        found = [*judge_fit(target(), facts, {})]
+        changed = {**few, f"{ACTOR}__strategy": strategy}
+        found = fit(changed, 70_000_000_000, 80 * GIB, sizes={}, has_flash_attention=False)
         assert [finding.code for finding in found] == codes
         assert ("each rank needs about" in found[-1].what) == (strategy == "fsdp2")
 

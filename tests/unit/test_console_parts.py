@@ -5,14 +5,16 @@ from __future__ import annotations
 import doctest
 import json
 import math
+import types
 from typing import Any
 
 import numpy as np
 import pytest
 
 from raydebug.client import gateway_client
-from raydebug.console import attach, commands, frames, probes, tensor_probe, view
+from raydebug.console import attach, commands, frames, probes, selection, tensor_probe, view
 from raydebug.console.frames import Stack, where
+from raydebug.console.session import explain_refusal
 from raydebug.dap import RequestFailed
 from raydebug.errors import Exit, RaydebugError
 from raydebug.render import Paint
@@ -46,9 +48,10 @@ def test_names_are_pdbs_own() -> None:
     assert {"tensor", "locals", "threads"} <= set(names)
 
 
-def test_docs_of_commands_hold() -> None:
+@pytest.mark.parametrize("module", [commands, selection])
+def test_docs_hold(module: types.ModuleType) -> None:
     """The examples in the docstrings are true."""
-    assert doctest.testmod(commands).failed == 0
+    assert doctest.testmod(module).failed == 0
 
 
 LINES = [
@@ -292,14 +295,8 @@ def test_refusals_map_to_exit_codes(code: str, exit_code: Exit) -> None:
     """A refusal keeps the gateway's cause and fix, and has the exit code of its kind."""
     error = {"code": code, "cause": "no, because", "fix": "do this", "format": "no, because; do this"}
     refused = RequestFailed("attach", "no, because; do this", {"error": error})
-    failure = attach_refusal(refused)
+    failure = explain_refusal(refused)
     assert (failure.cause, failure.fix, failure.code, failure.exit_code) == ("no, because", "do this", code, exit_code)
-
-
-def attach_refusal(refused: RequestFailed) -> RaydebugError:
-    from raydebug.console.session import explain_refusal
-
-    return explain_refusal(refused)
 
 
 def test_only_waiting_pause_is_chosen() -> None:

@@ -76,22 +76,9 @@ COPY = "copy it again from where it was written; `raydebug open --list RUN` list
         (packed(json.dumps({**GOOD, "version": 2})), "the snapshot is of a newer raydebug", "version 2, this raydebug"),
         (packed(json.dumps({**GOOD, "version": "\x1b[2J"})), "the snapshot is of a newer raydebug", "version "),
     ],
-    ids=[
-        "empty",
-        "zip",
-        "no-json",
-        "deep",
-        "digits",
-        "bytes",
-        "list",
-        "other",
-        "cut",
-        "bits",
-        "large",
-        "newer",
-        "escape",
-    ],
-)
+    ids=["empty", "zip", "no-json", "deep", "digits", "bytes", "list", "other", "cut", "bits", "large", "newer",
+         "escape"],
+)  # fmt: skip
 def test_files_that_are_refused(tmp_path: Path, content: bytes, what: str, cause: str) -> None:
     """A file that is empty, of another kind, truncated, damaged, too large or newer is refused in three lines."""
     path = tmp_path / f"x{SUFFIX}"
@@ -100,16 +87,7 @@ def test_files_that_are_refused(tmp_path: Path, content: bytes, what: str, cause
         find_snapshots(str(path))
     assert (failure.value.what, failure.value.exit_code) == (what, Exit.USAGE)
     assert failure.value.cause.startswith(f"{path}: {cause}")
-    assert failure.value.fix
-
-
-def test_a_damaged_file_says_what_helps(tmp_path: Path) -> None:
-    """The three lines of a truncated file, word for word."""
-    path = tmp_path / f"x{SUFFIX}"
-    path.write_bytes(WHOLE[:300])
-    with pytest.raises(RaydebugError) as failure:
-        read_document(path)
-    assert str(failure.value) == f"error: the snapshot is damaged\ncause: {path}: its end is missing\nfix: {COPY}"
+    assert failure.value.fix == COPY if "damaged" in what else failure.value.fix
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "device"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_stack_verdicts import QUEUE, RAY, collective, frame, process
+from test_stack_verdicts import IDLE, QUEUE, RAY, collective, frame, process
 
 from raydebug.protocol.training import TrainingWords
 from raydebug.stacks.graph import Graph, Task
@@ -18,7 +18,6 @@ HTTP = "/usr/lib/python3.11/http/client.py"
 THREADING = "/usr/lib/python3.11/threading.py"
 SERVER = "/usr/lib/python3.11/socketserver.py"
 MAIN = frame("/job/main.py", 9, "<module>")
-IDLE = frame(RAY, 900, "Worker.main_loop"), frame("/x/ray/_private/workers/default_worker.py", 300, "<module>")
 
 
 def task(code: str, name: str, actor: str | None, state: str = "RUNNING", *, looks: int = 2, **facts: Any) -> Task:
@@ -176,10 +175,8 @@ def test_ray_is_late(state: str, frames: tuple[Any, ...], kind: str) -> None:
 def test_tasks_without_a_process() -> None:
     """A task whose process is gone, one that waits for its arguments, and one whose actor has no node."""
     gone = judge([[driver("ab")]], [task("ab", "work", None, pid=55, node_id="n")])
-    assert (gone["kind"], "waits for work, but its process (pid 55) is gone, or has" in gone["text"]) == (
-        "gone",
-        True,
-    ), gone
+    assert gone["kind"] == "gone", gone
+    assert "waits for work, but its process (pid 55) is gone, or has" in gone["text"]
     tasks = [task("ab", "join", None, "PENDING_ARGS_AVAIL"), task("cd", "Worker.train", "Worker")]
     arguments = judge([[driver("ab"), actor("Worker", 9, *STUCK)]], tasks)
     assert (arguments["kind"], arguments["pids"][0], arguments["certainty"]) == ("lock", 9, "likely")
@@ -226,10 +223,8 @@ def test_words_of_the_training() -> None:
     }}  # fmt: skip
     tasks = [task("ab", "TaskRunner.run", "TaskRunner")]
     verdict = judge([look], tasks, words)
-    assert (
-        "; sample u7 is running, turn 2, tool search at http://10.0.0.1:7000/q for 700 s; 2 more samples are not"
-        in (verdict["text"])
-    )
+    text = "; sample u7 is running, turn 2, tool search at http://10.0.0.1:7000/q for 700 s; 2 more samples are not"
+    assert text in verdict["text"]
     assert "(step 12, phase gen)" in verdict["text"]
     assert (verdict["kind"], verdict["certainty"], verdict["pids"][0]) == ("training", "likely", 9)
     agent = asks("AgentWorker", 11)
