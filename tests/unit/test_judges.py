@@ -56,6 +56,9 @@ COLUMNS: dict[str, Any] = {
     "reward_model": "struct<ground_truth: string, style: string>",
     "extra_info": "struct<index: int64>",
 }
+FILE = {"exists": True, "is_file": True, "remote": False}
+ABSENT = {"exists": False, "is_file": False}
+FOLDER = {"path": "d", "exists": True, "is_file": False, "remote": False}
 # What the probe `data` returns for a training that passes.
 DATASET: dict[str, Any] = {
     "config": CONFIG,
@@ -64,12 +67,8 @@ DATASET: dict[str, Any] = {
     "verdict": None,
     "images": {"vision": False, "column": "images", "in_data": False, "others": [], "placeholders": 0, "images": 0},
     "splits": {
-        "train": [
-            {"path": "train.parquet", "exists": True, "is_file": True, "remote": False, "columns": COLUMNS, "rows": 16}
-        ],
-        "val": [
-            {"path": "val.parquet", "exists": True, "is_file": True, "remote": False, "columns": COLUMNS, "rows": 16}
-        ],
+        "train": [{"path": "train.parquet", **FILE, "columns": COLUMNS, "rows": 16}],
+        "val": [{"path": "val.parquet", **FILE, "columns": COLUMNS, "rows": 16}],
     },
     "lengths": {"measured": 16, "longest": 60, "longest_row": 3, "too_long": 0},
     "reward": {"path": None, "name": "compute_score", "manager": "naive", "calls": []},
@@ -89,35 +88,27 @@ MODEL: dict[str, Any] = {
     "class_known": True,
     "vllm": {"known": True, "until": None, "models": 300},
     "tokenizer": {"template": True, "says_it": True, "eos": 2, "largest_id": 999},
-    "sizes": {
-        "vocab_size": 1000,
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 256,
-    },
+    "sizes": {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "max_position_embeddings": 256},
     "layer_types": [],
     "has_flash_attention": True,
     "memory_bytes": 8589934592,
     "gpu_bytes": None,
-    "shards": {
-        "shards": [{"name": "a.safetensors", "bytes": 10}],
-        "lost": [],
-        "lost_count": 0,
-        "embedding": [1000, 64],
-        "layers": 2,
-        "parameters": 1000,
-        "others": [],
-    },
-}
+    "shards": {"shards": [{"name": "a.safetensors", "bytes": 10}], "lost": [], "lost_count": 0,
+               "embedding": [1000, 64], "layers": 2, "parameters": 1000, "others": []},
+}  # fmt: skip
 NOWHERE = {"config": CONFIG, "variables": {}, "path": "m", "folder": None}
 REFUSED = {"type": "ValueError", "message": "bad\nvalue"}
 STARTED: dict[str, Any] = {"config": CONFIG, "phase": "engine", "phases": {"import": 9.0, "engine": 3.25}, "output": ""}
-TYPE_ERROR = {
-    "type": "TypeError",
-    "message": "score() got an unexpected keyword argument 'extra_info'",
-    "where": "r.py:4",
-}
+NO_REWARD = "Reward function is not implemented for data_source='mine'"
+POLICY_LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
+
+
+def raised(kind: str, message: str, where: str) -> dict[str, str]:
+    return {"type": kind, "message": message, "where": where}
+
+
+TYPE_ERROR = raised("TypeError", "score() got an unexpected keyword argument 'extra_info'", "r.py:4")
 
 
 def changed(facts: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -132,6 +123,10 @@ def changed(facts: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return facts
 
 
+def without(column: str) -> dict[str, Any]:
+    return {name: kind for name, kind in COLUMNS.items() if name != column}
+
+
 PLAIN = changed(CONFIG, actor_rollout_ref__rollout__engine_kwargs={})
 
 
@@ -139,316 +134,152 @@ def failed(
     message: str, kind: str = "ValueError", phase: str = "engine", config: dict[str, Any] = CONFIG
 ) -> dict[str, Any]:
     """Return what the probe `engine` returns when vLLM fails."""
-    failure = {"type": kind, "message": message, "where": "vllm/x.py:7"}
-    return {**STARTED, "config": config, "phase": phase, "failed": failure}
+    return {**STARTED, "config": config, "phase": phase, "failed": raised(kind, message, "vllm/x.py:7")}
 
 
-Cases = dict[str, tuple[dict[str, Any], list[str]]]
+Cases = dict[str, dict[str, Any]]
 DATA: Cases = {
-    "files that fit": ({}, []),
-    "no file": ({"splits__train": [], "config__data__train_files": []}, ["error data.file-missing"]),
-    "a remote file": (
-        {"splits__train__0__remote": True, "splits__train__0__path": "hdfs://a/b.parquet"},
-        ["note data.file-missing"],
-    ),
-    "a missing file": (
-        {
-            "splits__train__0": {
-                "path": "t.parquet",
-                "exists": False,
-                "is_file": False,
-                "remote": False,
-                "beside": ["x.parquet", "notes.txt"],
-            }
-        },
-        ["error data.file-missing"],
-    ),
-    "a folder": (
-        {
-            "splits__train__0": {
-                "path": "d",
-                "exists": True,
-                "is_file": False,
-                "remote": False,
-                "holds": ["a.parquet", "b.parquet", "c.txt"],
-            }
-        },
-        ["error data.not-a-file"],
-    ),
-    "a folder of many files, with a name that Hydra would not read": (
-        {
-            "splits__train__0": {
-                "path": "d",
-                "exists": True,
-                "is_file": False,
-                "remote": False,
-                "holds": ["a (1).parquet", "b.parquet", "c.parquet", "d.parquet"],
-            }
-        },
-        ["error data.not-a-file"],
-    ),
-    "another format": (
-        {"splits__train__0": {"path": "t.csv", "exists": True, "is_file": True, "remote": False, "format": ".csv"}},
-        ["error data.format"],
-    ),
-    "an unreadable file": (
-        {
-            "splits__train__0": {
-                "path": "t.parquet",
-                "exists": True,
-                "is_file": True,
-                "remote": False,
-                "unreadable": "Parquet magic bytes not found",
-                "bytes": 12,
-            }
-        },
-        ["error data.unreadable"],
-    ),
-    "a missing column": (
-        {
-            "splits__train__0__columns": {
-                **{k: v for k, v in COLUMNS.items() if k != "prompt"},
-                "messages": COLUMNS["prompt"],
-            }
-        },
-        ["error data.column-missing"],
-    ),
-    "prompts that are text": (
-        {"splits__train__0__columns": {**COLUMNS, "prompt": "string"}},
-        ["error data.column-type"],
-    ),
-    "no data_source": (
-        {"splits__train__0__columns": {k: v for k, v in COLUMNS.items() if k != "data_source"}},
-        ["error data.column-missing"],
-    ),
-    "no ground truth": (
-        {"splits__train__0__columns": {**COLUMNS, "reward_model": "struct<style: string>"}},
-        ["error data.column-type"],
-    ),
-    "extra_info that is text": (
-        {"splits__train__0__columns": {**COLUMNS, "extra_info": "string"}},
-        ["error data.column-type"],
-    ),
-    "extra_info that is empty in every row": ({"splits__train__0__columns": {**COLUMNS, "extra_info": "null"}}, []),
-    "a number that is a word, and few rows": (
-        {"splits__train__0__rows": 5, "config__data__train_max_samples": "1k"},
-        ["error command.value"],
-    ),
-    "fewer rows than a batch": ({"splits__train__0__rows": 5}, ["error data.too-few-rows"]),
-    "rows that are filtered out": (
-        {"config__data__filter_overlong_prompts": True, "lengths__too_long": 10},
-        ["error data.too-few-rows", "warning data.prompt-too-long"],
-    ),
-    "long rows, of which few are taken": (
-        {"config__data__filter_overlong_prompts": True, "config__data__train_max_samples": 10, "lengths__too_long": 10},
-        ["warning data.prompt-too-long"],
-    ),
-    "no validation rows": ({"splits__val__0__rows": 0}, ["error data.too-few-rows"]),
-    "a refused role": (
-        {"lengths": {"row": 2, "refused": "TemplateError: no", "roles": ["tool"]}},
-        ["error data.prompt-template"],
-    ),
-    "lengths that were not measured": (
-        {"lengths": {"unknown": "the tokenizer has no chat template"}},
-        ["note data.lengths-unknown"],
-    ),
-    "long prompts": ({"lengths__too_long": 2, "lengths__longest": 90}, ["error data.prompt-too-long"]),
-    "long prompts with verl 0.4": (
-        {
-            "lengths__too_long": 2,
-            "lengths__longest": 90,
-            "trainer_version": "0.4.1",
-            "config__data__truncation": "error",
-        },
-        ["error data.prompt-too-long"],
-    ),
-    "verl's own refusal": (
-        {
-            "verdict": {
-                "type": "ValueError",
-                "message": "no such loss\nmore",
-                "where": "a.py:3",
-                "part": "actor_rollout_ref.actor.policy_loss.loss_mode",
-            }
-        },
-        ["error command.refused"],
-    ),
+    "files that fit": {},
+    "no file": {"splits__train": [], "config__data__train_files": []},
+    "a remote file": {"splits__train__0__remote": True, "splits__train__0__path": "hdfs://a/b.parquet"},
+    "a missing file": {
+        "splits__train__0": {"path": "t.parquet", **ABSENT, "remote": False, "beside": ["x.parquet", "notes.txt"]}
+    },
+    "a folder": {"splits__train__0": {**FOLDER, "holds": ["a.parquet", "b.parquet", "c.txt"]}},
+    "a folder of many files, with a name that Hydra would not read": {
+        "splits__train__0": {**FOLDER, "holds": ["a (1).parquet", "b.parquet", "c.parquet", "d.parquet"]}
+    },
+    "another format": {"splits__train__0": {"path": "t.csv", **FILE, "format": ".csv"}},
+    "an unreadable file": {
+        "splits__train__0": {"path": "t.parquet", **FILE, "unreadable": "Parquet magic bytes not found", "bytes": 12}
+    },
+    "a missing column": {"splits__train__0__columns": {**without("prompt"), "messages": COLUMNS["prompt"]}},
+    "prompts that are text": {"splits__train__0__columns": {**COLUMNS, "prompt": "string"}},
+    "no data_source": {"splits__train__0__columns": without("data_source")},
+    "no ground truth": {"splits__train__0__columns": {**COLUMNS, "reward_model": "struct<style: string>"}},
+    "extra_info that is text": {"splits__train__0__columns": {**COLUMNS, "extra_info": "string"}},
+    "extra_info that is empty in every row": {"splits__train__0__columns": {**COLUMNS, "extra_info": "null"}},
+    "a number that is a word, and few rows": {"splits__train__0__rows": 5, "config__data__train_max_samples": "1k"},
+    "fewer rows than a batch": {"splits__train__0__rows": 5},
+    "rows that are filtered out": {"config__data__filter_overlong_prompts": True, "lengths__too_long": 10},
+    "long rows, of which few are taken": {
+        "config__data__filter_overlong_prompts": True,
+        "config__data__train_max_samples": 10,
+        "lengths__too_long": 10,
+    },
+    "no validation rows": {"splits__val__0__rows": 0},
+    "a refused role": {"lengths": {"row": 2, "refused": "TemplateError: no", "roles": ["tool"]}},
+    "lengths that were not measured": {"lengths": {"unknown": "the tokenizer has no chat template"}},
+    "long prompts": {"lengths__too_long": 2, "lengths__longest": 90},
+    "long prompts with verl 0.4": {
+        "lengths__too_long": 2,
+        "lengths__longest": 90,
+        "trainer_version": "0.4.1",
+        "config__data__truncation": "error",
+    },
+    "verl's own refusal": {"verdict": {**raised("ValueError", "no such loss\nmore", "a.py:3"), "part": POLICY_LOSS}},
 }
 
 
 REWARDS: Cases = {
-    "no file": ({"missing": "r.py"}, ["error data.reward-missing"]),
-    "one other function": ({"missing_function": ["reward"]}, ["error data.reward-missing"]),
-    "other functions": ({"missing_function": ["a", "b"]}, ["error data.reward-missing"]),
-    "a missing package": (
-        {"import": {"type": "ModuleNotFoundError", "message": "No module named 'sympy'", "where": "r.py:1"}},
-        ["error data.reward-import"],
-    ),
-    "a syntax error": (
-        {"import": {"type": "SyntaxError", "message": "invalid", "where": "r.py:2"}},
-        ["error data.reward-import"],
-    ),
-    "no number": ({"calls": [{"row": 0, "usable": False, "value": "nan", "source": "x"}]}, ["error data.reward-value"]),
-    "unknown arguments": ({"calls": [{"row": 1, "raised": TYPE_ERROR, "source": "x"}]}, ["error data.reward-raises"]),
-    "it raises": (
-        {"calls": [{"row": 1, "raised": {"type": "KeyError", "message": "'x'", "where": "r.py:9"}, "source": "x"}]},
-        ["error data.reward-raises"],
-    ),
-    "an unknown data source": (
-        {
-            "path": None,
-            "calls": [
-                {
-                    "row": 0,
-                    "raised": {
-                        "type": "NotImplementedError",
-                        "message": "Reward function is not implemented for data_source='mine'",
-                        "where": "v.py:1",
-                    },
-                    "source": "mine",
-                }
-            ],
-        },
-        ["error data.reward-source"],
-    ),
-    "a number": ({"calls": [{"row": 0, "usable": True, "value": "1.0"}]}, []),
-    "a manager of another kind": ({"manager": "own", "calls": [{"row": 0, "usable": False, "value": "x"}]}, []),
+    "no file": {"missing": "r.py"},
+    "one other function": {"missing_function": ["reward"]},
+    "other functions": {"missing_function": ["a", "b"]},
+    "a missing package": {"import": raised("ModuleNotFoundError", "No module named 'sympy'", "r.py:1")},
+    "a syntax error": {"import": raised("SyntaxError", "invalid", "r.py:2")},
+    "no number": {"calls": [{"row": 0, "usable": False, "value": "nan", "source": "x"}]},
+    "unknown arguments": {"calls": [{"row": 1, "raised": TYPE_ERROR, "source": "x"}]},
+    "it raises": {"calls": [{"row": 1, "raised": raised("KeyError", "'x'", "r.py:9"), "source": "x"}]},
+    "an unknown data source": {
+        "path": None,
+        "calls": [{"row": 0, "raised": raised("NotImplementedError", NO_REWARD, "v.py:1"), "source": "mine"}],
+    },
+    "a number": {"calls": [{"row": 0, "usable": True, "value": "1.0"}]},
+    "a manager of another kind": {"manager": "own", "calls": [{"row": 0, "usable": False, "value": "x"}]},
 }
 
 
+UNKNOWN = {"known": False, "until": None, "models": 300}
 MODELS: Cases = {
-    "a model that fits": (MODEL, []),
-    "remote": ({**NOWHERE, "remote": True, "path": "s3://a"}, ["warning model.path"]),
-    "a file": ({**NOWHERE, "is_file": True, "path": "m/config.json"}, ["error model.path"]),
-    "a hub name that is not cached": ({**NOWHERE, "is_hub": True, "path": "org/m"}, ["error model.not-cached"]),
-    "no folder": (NOWHERE, ["error model.path"]),
-    "a broken config.json": ({**NOWHERE, "folder": "m", "config_broken": "Expecting value"}, ["error model.config"]),
-    "no config.json": ({**NOWHERE, "folder": "m", "files": ["a.txt"]}, ["error model.config"]),
-    "a checkpoint": ({**NOWHERE, "folder": "m", "files": ["model_world_size_2_rank_0.pt"]}, ["error model.config"]),
-    "its own code": (
-        changed(
-            MODEL,
-            remote_code={"AutoConfig": "x.Y"},
-            type_known=False,
-            json={"architectures": ["Y"], "model_type": "y", "auto_map": {}},
-        ),
-        ["error model.remote-code"],
+    "a model that fits": MODEL,
+    "remote": {**NOWHERE, "remote": True, "path": "s3://a"},
+    "a file": {**NOWHERE, "is_file": True, "path": "m/config.json"},
+    "a hub name that is not cached": {**NOWHERE, "is_hub": True, "path": "org/m"},
+    "no folder": NOWHERE,
+    "a broken config.json": {**NOWHERE, "folder": "m", "config_broken": "Expecting value"},
+    "no config.json": {**NOWHERE, "folder": "m", "files": ["a.txt"]},
+    "a checkpoint": {**NOWHERE, "folder": "m", "files": ["model_world_size_2_rank_0.pt"]},
+    "its own code": changed(
+        MODEL,
+        remote_code={"AutoConfig": "x.Y"},
+        type_known=False,
+        json={"architectures": ["Y"], "model_type": "y", "auto_map": {}},
     ),
-    "two architectures": (changed(MODEL, json={"architectures": ["A", "B"]}), ["error model.config"]),
-    "an unknown type": (changed(MODEL, type_known=False, config_refused=REFUSED), ["error model.architecture"]),
-    "a refused config": (changed(MODEL, config_refused=REFUSED), ["error model.config"]),
-    "an unknown class": (changed(MODEL, class_known=False), ["error model.architecture"]),
-    "vLLM has dropped it": (
-        changed(MODEL, vllm={"known": False, "until": "0.9", "models": 300}),
-        ["error model.architecture"],
+    "two architectures": changed(MODEL, json={"architectures": ["A", "B"]}),
+    "an unknown type": changed(MODEL, type_known=False, config_refused=REFUSED),
+    "a refused config": changed(MODEL, config_refused=REFUSED),
+    "an unknown class": changed(MODEL, class_known=False),
+    "vLLM has dropped it": changed(MODEL, vllm={**UNKNOWN, "until": "0.9"}),
+    "vLLM wraps it": changed(MODEL, vllm=UNKNOWN, vllm_may_wrap=True),
+    "vLLM lacks it": changed(MODEL, vllm=UNKNOWN),
+    "a broken tokenizer": changed(MODEL, tokenizer={"failed": {"type": "OSError", "message": "no\nfile"}}),
+    "no chat template": changed(MODEL, tokenizer__template=False),
+    "a failing template": changed(MODEL, tokenizer__template_failed={"type": "UndefinedError", "message": "x"}),
+    "a template without the message": changed(MODEL, tokenizer__says_it=False),
+    "no end of sequence": changed(MODEL, tokenizer__eos=None),
+    "more ids than rows": changed(MODEL, tokenizer__largest_id=1000),
+    "no flash-attn": changed(MODEL, has_flash_attention=False),
+    "no flash-attn with verl 0.4": changed(MODEL, has_flash_attention=False, trainer_version="0.4.1"),
+    "a context that is too long": changed(MODEL, config__actor_rollout_ref__rollout__max_model_len=512),
+    "no room for an answer": changed(MODEL, sizes__max_position_embeddings=64),
+    "answers that are cut off": changed(MODEL, sizes__max_position_embeddings=100),
+    "an old verl and answers that do not fit": changed(
+        MODEL, sizes__max_position_embeddings=100, trainer_version="0.3.1.dev"
     ),
-    "vLLM wraps it": (
-        changed(MODEL, vllm={"known": False, "until": None, "models": 300}, vllm_may_wrap=True),
-        ["warning model.architecture"],
+    "an old verl and a model that stretches its positions": changed(
+        MODEL,
+        sizes__max_position_embeddings=128,
+        trainer_version="0.3.1.dev",
+        json__rope_parameters={"rope_type": "yarn"},
     ),
-    "vLLM lacks it": (
-        changed(MODEL, vllm={"known": False, "until": None, "models": 300}),
-        ["error model.architecture"],
-    ),
-    "a broken tokenizer": (
-        changed(MODEL, tokenizer={"failed": {"type": "OSError", "message": "no\nfile"}}),
-        ["error model.tokenizer"],
-    ),
-    "no chat template": (changed(MODEL, tokenizer__template=False), ["error model.chat-template"]),
-    "a failing template": (
-        changed(MODEL, tokenizer__template_failed={"type": "UndefinedError", "message": "x"}),
-        ["error model.chat-template"],
-    ),
-    "a template without the message": (changed(MODEL, tokenizer__says_it=False), ["error model.chat-template"]),
-    "no end of sequence": (changed(MODEL, tokenizer__eos=None), ["error model.tokenizer"]),
-    "more ids than rows": (changed(MODEL, tokenizer__largest_id=1000), ["error model.vocabulary"]),
-    "no flash-attn": (changed(MODEL, has_flash_attention=False), ["error model.attention"]),
-    "no flash-attn with verl 0.4": (
-        changed(MODEL, has_flash_attention=False, trainer_version="0.4.1"),
-        ["error model.attention"],
-    ),
-    "a context that is too long": (
-        changed(MODEL, config__actor_rollout_ref__rollout__max_model_len=512),
-        ["error model.context"],
-    ),
-    "no room for an answer": (changed(MODEL, sizes__max_position_embeddings=64), ["error model.context"]),
-    "answers that are cut off": (changed(MODEL, sizes__max_position_embeddings=100), ["warning model.context"]),
-    "an old verl and answers that do not fit": (
-        changed(MODEL, sizes__max_position_embeddings=100, trainer_version="0.3.1.dev"),
-        ["error model.context"],
-    ),
-    "an old verl and a model that stretches its positions": (
-        changed(
-            MODEL,
-            sizes__max_position_embeddings=128,
-            trainer_version="0.3.1.dev",
-            json__rope_parameters={"rope_type": "yarn"},
-        ),
-        [],
-    ),
-    "heads that do not divide": (
-        changed(MODEL, config__actor_rollout_ref__rollout__tensor_model_parallel_size=3),
-        ["error model.heads"],
-    ),
-    "a cache larger than the memory": (
-        changed(MODEL, variables={"VERL_PLATFORM": "cpu", "VLLM_CPU_KVCACHE_SPACE": "9"}),
-        ["error model.memory", "error model.memory"],
-    ),
+    "heads that do not divide": changed(MODEL, config__actor_rollout_ref__rollout__tensor_model_parallel_size=3),
+    "a cache larger than the memory": changed(MODEL, variables={"VERL_PLATFORM": "cpu", "VLLM_CPU_KVCACHE_SPACE": "9"}),
 }
+
+
+def shard(wrong: str, name: str = "a.safetensors", **facts: Any) -> dict[str, Any]:
+    return {"name": name, "wrong": wrong, **facts}
 
 
 SHARDS: Cases = {
-    "a broken index": ({"index_broken": "Expecting value"}, ["error model.shard"]),
-    "no weights": ({"shards": [], "others": []}, ["error model.weights"]),
-    "pickled weights": ({"shards": [], "others": ["pytorch_model.bin"]}, ["warning model.weights"]),
-    "a missing shard": ({"shards": [{"name": "a.safetensors", "wrong": "missing"}]}, ["error model.shard"]),
-    "a pointer": ({"shards": [{"name": "a.safetensors", "wrong": "pointer", "bytes": 130}]}, ["error model.shard"]),
-    "an empty shard": ({"shards": [{"name": "a.safetensors", "wrong": "empty", "bytes": 0}]}, ["error model.shard"]),
-    "no safetensors": (
-        {"shards": [{"name": "a.safetensors", "wrong": "header", "said": "its header has 9 bytes, the file 5"}]},
-        ["error model.shard"],
-    ),
-    "a shard cut off": (
-        {
-            "shards": [
-                {"name": "a.safetensors", "wrong": "truncated", "expected": 20, "bytes": 10},
-                {"name": "b.safetensors", "wrong": "longer", "expected": 5, "bytes": 10},
-            ]
-        },
-        ["error model.shard", "error model.shard"],
-    ),
-    "tensors of another download": ({"lost_count": 2, "lost": ["x", "y"]}, ["error model.shard"]),
-    "another embedding": ({"embedding": [1000, 32]}, ["error model.config-mismatch"]),
-    "too few layers": ({"layers": 1}, ["error model.config-mismatch"]),
+    "a broken index": {"index_broken": "Expecting value"},
+    "no weights": {"shards": [], "others": []},
+    "pickled weights": {"shards": [], "others": ["pytorch_model.bin"]},
+    "a missing shard": {"shards": [shard("missing")]},
+    "a pointer": {"shards": [shard("pointer", bytes=130)]},
+    "an empty shard": {"shards": [shard("empty", bytes=0)]},
+    "no safetensors": {"shards": [shard("header", said="its header has 9 bytes, the file 5")]},
+    "a shard cut off": {
+        "shards": [shard("truncated", expected=20, bytes=10), shard("longer", "b.safetensors", expected=5, bytes=10)]
+    },
+    "tensors of another download": {"lost_count": 2, "lost": ["x", "y"]},
+    "another embedding": {"embedding": [1000, 32]},
+    "too few layers": {"layers": 1},
 }
 
 
 ENGINES: Cases = {
-    "it starts": (STARTED, []),
-    "the command's own option": (
-        failed(
-            "1 validation error\n  cache_dtype: bad value 'fp7' [type=literal_error, input]",
-            "ValidationError",
-            "settings",
-        ),
-        ["error engine.settings"],
+    "it starts": STARTED,
+    "the command's own option": failed(
+        "1 validation error\n  cache_dtype: bad value 'fp7' [type=literal_error, input]", "ValidationError", "settings"
     ),
-    "a cache that is too small": (
-        failed("larger than the available KV cache memory", config=PLAIN),
-        ["error engine.start"],
-    ),
-    "no GPU": (
-        failed("Failed to infer device type, please set VLLM_LOGGING_LEVEL=DEBUG", config=PLAIN),
-        ["error engine.start"],
-    ),
-    "a full GPU": (failed("Free memory on device (1/8 GiB)", config=PLAIN), ["error engine.start"]),
-    "no sleep mode": (failed("Sleep mode is not supported on this platform", config=PLAIN), ["error engine.start"]),
-    "libraries that do not fit": (
-        failed("a.so: undefined symbol: x", "ImportError", "import", PLAIN),
-        ["error engine.import"],
-    ),
-    "an unknown failure": (failed("boom", config=PLAIN, phase="token"), ["error engine.token"]),
-    "an unknown failure beside own options": (failed("boom"), ["error engine.start"]),
+    "a cache that is too small": failed("larger than the available KV cache memory", config=PLAIN),
+    "no GPU": failed("Failed to infer device type, please set VLLM_LOGGING_LEVEL=DEBUG", config=PLAIN),
+    "a full GPU": failed("Free memory on device (1/8 GiB)", config=PLAIN),
+    "no sleep mode": failed("Sleep mode is not supported on this platform", config=PLAIN),
+    "libraries that do not fit": failed("a.so: undefined symbol: x", "ImportError", "import", PLAIN),
+    "an unknown failure": failed("boom", config=PLAIN, phase="token"),
+    "an unknown failure beside own options": failed("boom"),
 }
 
 
@@ -457,16 +288,16 @@ PICTURES: dict[str, Any] = {
 }  # fmt: skip
 IMAGE_KEYS = {"image_column": "data.image_key", "load_format": "actor_rollout_ref.rollout.load_format"}
 IMAGE_ROWS: Cases = {
-    "as it should be": ({}, []),
-    "no images at all": ({"placeholders": 0, "images": 0, "in_data": False}, []),
-    "another column": ({"in_data": False, "others": ["pictures"]}, ["error data.image-column"]),
-    "a text model": ({"vision": False}, ["error data.image-model"]),
-    "a model that is not here": ({"vision": None}, []),
-    "too few and broken": (
-        {"differs": {"row": 3, "placeholders": 2, "images": 1}, "broken": {"row": 4, "image": 0, "said": "OSError: x"}},
-        ["error data.image-count", "error data.image-broken"],
-    ),
-}  # fmt: skip
+    "as it should be": {},
+    "no images at all": {"placeholders": 0, "images": 0, "in_data": False},
+    "another column": {"in_data": False, "others": ["pictures"]},
+    "a text model": {"vision": False},
+    "a model that is not here": {"vision": None},
+    "too few and broken": {
+        "differs": {"row": 3, "placeholders": 2, "images": 1},
+        "broken": {"row": 4, "image": 0, "said": "OSError: x"},
+    },
+}
 
 
 PROCESSOR: dict[str, Any] = {
@@ -474,13 +305,13 @@ PROCESSOR: dict[str, Any] = {
     "loses_normalization": False, "breaks_equal_lengths": False, "sequences": 8, "verl": "0.9.1",
 }  # fmt: skip
 PROCESSORS: Cases = {
-    "as it should be": ({}, []),
-    "no torchvision": ({"no_torchvision": True, "fitting": "0.28.0"}, ["error model.torchvision"]),
-    "a broken one": ({"failed": {"type": "OSError", "message": "no file", "where": ""}}, ["error model.processor"]),
-    "a text template": ({"template": False}, ["error model.processor"]),
-    "a vLLM that loses the normalization": ({"loses_normalization": True}, ["error model.load-format"]),
-    "a verl that splits wrongly": ({"breaks_equal_lengths": True}, ["warning model.equal-lengths"]),
-    "one sequence at a time": ({"breaks_equal_lengths": True, "sequences": 1}, ["error model.equal-lengths"]),
+    "as it should be": {},
+    "no torchvision": {"no_torchvision": True, "fitting": "0.28.0"},
+    "a broken one": {"failed": {"type": "OSError", "message": "no file", "where": ""}},
+    "a text template": {"template": False},
+    "a vLLM that loses the normalization": {"loses_normalization": True},
+    "a verl that splits wrongly": {"breaks_equal_lengths": True},
+    "one sequence at a time": {"breaks_equal_lengths": True, "sequences": 1},
 }
 
 
@@ -498,11 +329,7 @@ JUDGES: dict[str, tuple[Cases, Judge]] = {
         lambda changes: images.judge_processor({"path": "m", "processor": {**PROCESSOR, **changes}}, IMAGE_KEYS),
     ),
 }
-CASES = {
-    f"{area}: {name}": (judge, facts, codes)
-    for area, (cases, judge) in JUDGES.items()
-    for name, (facts, codes) in cases.items()
-}
+CASES = {f"{area}: {name}": (judge, facts) for area, (cases, judge) in JUDGES.items() for name, facts in cases.items()}
 TEXTS = Path(__file__).with_name("findings.txt")
 
 
@@ -510,35 +337,37 @@ def codes_of(findings: Iterable[Finding]) -> list[str]:
     return [f"{finding.severity} {finding.code}" for finding in findings]
 
 
-@pytest.mark.parametrize(("judge", "facts", "codes"), CASES.values(), ids=CASES)
-def test_each_fault_is_a_finding(judge: Judge, facts: dict[str, Any], codes: list[str]) -> None:
-    """Each fault is one finding, an error, a warning or a note; what fits has none."""
-    assert codes_of(judge(facts)) == codes
-
-
-def texts() -> str:
-    """Return the texts of the findings of all cases."""
+def texts_of(case: str) -> list[str]:
+    """Return the texts of the findings of a case."""
+    judge, facts = CASES[case]
     blocks = []
-    for case, (judge, facts, _) in CASES.items():
-        for finding in judge(facts):
-            row = [f"# {case}", f"{finding.severity}: {finding.what}  [{finding.code}]"]
-            row += [f"why: {finding.why}", f"fix: {finding.fix}"]
-            row += [f"override: {key}={value}" for key, value in finding.overrides.items()]
-            row += [f"variable: {key}={value}" for key, value in finding.variables.items()]
-            blocks.append("\n".join(row))
-    return "\n\n".join(blocks).replace(str(environment_dir()), "ENV") + "\n"
+    for finding in judge(facts):
+        row = [f"# {case}", f"{finding.severity}: {finding.what}  [{finding.code}]"]
+        row += [f"why: {finding.why}", f"fix: {finding.fix}"]
+        row += [f"override: {key}={value}" for key, value in finding.overrides.items()]
+        row += [f"variable: {key}={value}" for key, value in finding.variables.items()]
+        blocks.append("\n".join(row).replace(str(environment_dir()), "ENV"))
+    return blocks
 
 
-def test_texts_of_findings() -> None:
-    """What is wrong, why, the fix in words and as settings are those of findings.txt.
+KNOWN = TEXTS.read_text(encoding="utf-8").rstrip("\n").split("\n\n")
 
-    `python tests/unit/test_judges.py` writes it.
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_fault_is_a_finding(case: str) -> None:
+    """Severity, code, what is wrong, why, and the fix in words and as settings are those of findings.txt.
+
+    What fits has none. `python tests/unit/test_judges.py` writes the file.
     """
-    assert texts() == TEXTS.read_text(encoding="utf-8")
+    assert texts_of(case) == [block for block in KNOWN if block.startswith(f"# {case}\n")]
+
+
+def test_each_text_has_its_case() -> None:
+    """No text of findings.txt is left over."""
+    assert {block.partition("\n")[0].removeprefix("# ") for block in KNOWN} <= CASES.keys()
 
 
 SCORED = {"manager": "naive", "calls": [{"row": 0, "raised": TYPE_ERROR, "source": "s"}]}
-NO_SOURCE = {k: v for k, v in COLUMNS.items() if k != "data_source"}
 
 
 @pytest.mark.parametrize(
@@ -555,7 +384,7 @@ def test_the_reward_of_a_fork(version: str, path: str | None, codes: list[str]) 
         DATASET,
         trainer_version=version,
         reward={**SCORED, "path": path, "name": "f"},
-        splits__val__0__columns=NO_SOURCE,
+        splits__val__0__columns=without("data_source"),
     )
     assert [finding.code for finding in data.judge(TARGET, facts)] == codes
 
@@ -581,13 +410,12 @@ def test_a_command_that_hydra_refuses(monkeypatch: pytest.MonkeyPatch, name: str
 
 def test_a_training_that_runs_elsewhere() -> None:
     """With --elsewhere missing data and GPUs are no errors; settings are judged as where they are."""
-    missing = {"exists": False, "is_file": False}
     here = changed(
         DATASET,
         gpus=0,
         variables={"VERL_PLATFORM": "cpu"},
-        splits__train=[{"path": "a.parquet", "remote": False, **missing}],
-        splits__val=[{"path": "s3://b.parquet", "remote": True, **missing}],
+        splits__train=[{"path": "a.parquet", "remote": False, **ABSENT}],
+        splits__val=[{"path": "s3://b.parquet", "remote": True, **ABSENT}],
         lengths={"unknown": "no prompts were read"},
     )
     target = replace(TARGET, elsewhere=True)
@@ -619,4 +447,4 @@ def test_a_reward_file_with_dataclasses(
 
 
 if __name__ == "__main__":
-    TEXTS.write_text(texts(), encoding="utf-8")
+    TEXTS.write_text("\n\n".join(block for case in CASES for block in texts_of(case)) + "\n", encoding="utf-8")

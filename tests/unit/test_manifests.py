@@ -120,7 +120,6 @@ def _faults_of_pod(name: str, pod: Document) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def schemas() -> dict[str, Any]:
-    """KubeRay's schemas."""
     return kuberay_schemas.recorded()
 
 
@@ -154,91 +153,55 @@ def _swap(documents: list[Document]) -> None:
 
 
 MISTAKES: dict[str, tuple[Callable[[list[Document]], Any], str]] = {
-    "a key that is misspelled": (
-        lambda them: them[1]["spec"].update(workersGroupSpecs=[]),
-        "('workersGroupSpecs' was unexpected)",
-    ),
-    "a misspelled key of a container": (
-        lambda them: _first(them)["containers"][0].update(volumeMount=[]),
-        "('volumeMount' was unexpected)",
-    ),
-    "a number for a text": (
-        lambda them: them[1]["spec"]["headGroupSpec"]["rayStartParams"].update({"num-cpus": 4}),
-        "4 is not of type 'string'",
-    ),
-    "memory in GB": (
-        lambda them: _first(them)["containers"][0]["resources"]["limits"].update(memory="16 GB"),
-        "'16 GB' does not match",
-    ),
-    "a mode of the token that is none": (
-        lambda them: them[1]["spec"]["authOptions"].update(mode="tokens"),
-        "'tokens' is not one of ['disabled', 'token']",
-    ),
-    "a way to submit that is none": (
-        lambda them: them[3]["spec"].update(submissionMode=["HTTPMode"]),
-        "['HTTPMode'] is not of type 'string'",
-    ),
-    "a rule of the policy that is none": (
-        lambda them: them[0]["spec"]["ingress"][0].update(source=[]),
-        "('source' was unexpected)",
-    ),
+    "a key that is misspelled": (lambda them: them[1]["spec"].update(workersGroupSpecs=[]),
+        "('workersGroupSpecs' was unexpected)"),
+    "a misspelled key of a container": (lambda them: _first(them)["containers"][0].update(volumeMount=[]),
+        "('volumeMount' was unexpected)"),
+    "a number for a text": (lambda them: them[1]["spec"]["headGroupSpec"]["rayStartParams"].update({"num-cpus": 4}),
+        "4 is not of type 'string'"),
+    "memory in GB": (lambda them: _first(them)["containers"][0]["resources"]["limits"].update(memory="16 GB"),
+        "'16 GB' does not match"),
+    "a mode of the token that is none": (lambda them: them[1]["spec"]["authOptions"].update(mode="tokens"),
+        "'tokens' is not one of ['disabled', 'token']"),
+    "a way to submit that is none": (lambda them: them[3]["spec"].update(submissionMode=["HTTPMode"]),
+        "['HTTPMode'] is not of type 'string'"),
+    "a rule of the policy that is none": (lambda them: them[0]["spec"]["ingress"][0].update(source=[]),
+        "('source' was unexpected)"),
     "no token": (lambda them: them[1]["spec"].pop("authOptions"), "Ray asks for no token"),
     "a sidecar before Ray": (_swap, "KubeRay runs `ray start` in raydebug-gateway"),
-    "a gateway that keeps the pod from starting": (
-        lambda them: _first(them)["initContainers"][0].pop("restartPolicy"),
-        "the gateway does not run beside Ray",
-    ),
+    "a gateway that keeps the pod from starting": (lambda them: _first(them)["initContainers"][0].pop("restartPolicy"),
+        "the gateway does not run beside Ray"),
     "clients from everywhere": (
         lambda them: _first(them)["initContainers"][0].update(command=["python", "-m", "raydebug.gateway"]),
         "the gateway listens elsewhere",
     ),
-    "the port for processes is left out": (
-        lambda them: _first(them)["containers"][0]["ports"].pop(),
-        "the head's service has no such port: train-head-svc:5679",
-    ),
-    "the token is not mounted": (
-        lambda them: _first(them, "workers")["containers"][0].update(volumeMounts=[]),
-        "ray-worker: no token at '/run/secrets/raydebug/auth_token'",
-    ),
-    "another Secret": (
-        lambda them: _first(them)["volumes"][0]["secret"].update(secretName="raydebug"),
-        "the Secret is not the one that the operator makes",
-    ),
+    "the port for processes is left out": (lambda them: _first(them)["containers"][0]["ports"].pop(),
+        "the head's service has no such port: train-head-svc:5679"),
+    "the token is not mounted": (lambda them: _first(them, "workers")["containers"][0].update(volumeMounts=[]),
+        "ray-worker: no token at '/run/secrets/raydebug/auth_token'"),
+    "another Secret": (lambda them: _first(them)["volumes"][0]["secret"].update(secretName="raydebug"),
+        "the Secret is not the one that the operator makes"),
     "the token in the manifest": (
         lambda them: _first(them)["containers"][0]["env"].append({"name": "RAY_AUTH_TOKEN", "value": "x"}),
         "ray-head has a token in the manifest",
     ),
     "root": (lambda them: _first(them)["securityContext"].pop("runAsNonRoot"), "a pod has more rights than it needs"),
-    "a capability": (
-        lambda them: _first(them, "workers")["containers"][0]["securityContext"].pop("capabilities"),
-        "ray-worker has more rights than it needs",
-    ),
+    "a capability": (lambda them: _first(them, "workers")["containers"][0]["securityContext"].pop("capabilities"),
+        "ray-worker has more rights than it needs"),
     "the node's network": (lambda them: _first(them).update(hostNetwork=True), "a pod shares the node's namespaces"),
-    "an image that can change": (
-        lambda them: _first(them)["containers"][0].update(image="raydebug:cuda"),
-        "ray-head: the image has no digest",
-    ),
+    "an image that can change": (lambda them: _first(them)["containers"][0].update(image="raydebug:cuda"),
+        "ray-head: the image has no digest"),
     "no policy": (lambda them: them.pop(0), "no network policy for all pods of the cluster"),
-    "a policy for nobody": (
-        lambda them: them[0]["spec"]["podSelector"].update(matchLabels={"app": "train"}),
-        "no network policy for all pods of the cluster",
-    ),
-    "a policy with a hole": (
-        lambda them: them[0]["spec"]["ingress"].append({"ports": [{"port": 5678}]}),
-        "a network policy lets everybody in",
-    ),
-    "an operator of any namespace": (
-        lambda them: them[2]["spec"]["ingress"][0]["from"][0].update(namespaceSelector={}),
-        "a network policy lets every namespace in",
-    ),
-    "KubeRay's own policy": (
-        lambda them: them[1]["spec"].update(networkPolicy={"mode": "DenyAllIngress"}),
-        "KubeRay refuses networkPolicy without its feature gate",
-    ),
-    "a job for another cluster": (
-        lambda them: them[3]["spec"]["clusterSelector"].update({"ray.io/cluster": "other"}),
-        "the job runs in another cluster",
-    ),
+    "a policy for nobody": (lambda them: them[0]["spec"]["podSelector"].update(matchLabels={"app": "train"}),
+        "no network policy for all pods of the cluster"),
+    "a policy with a hole": (lambda them: them[0]["spec"]["ingress"].append({"ports": [{"port": 5678}]}),
+        "a network policy lets everybody in"),
+    "an operator of any namespace": (lambda them: them[2]["spec"]["ingress"][0]["from"][0].update(namespaceSelector={}),
+        "a network policy lets every namespace in"),
+    "KubeRay's own policy": (lambda them: them[1]["spec"].update(networkPolicy={"mode": "DenyAllIngress"}),
+        "KubeRay refuses networkPolicy without its feature gate"),
+    "a job for another cluster": (lambda them: them[3]["spec"]["clusterSelector"].update({"ray.io/cluster": "other"}),
+        "the job runs in another cluster"),
     "no way for the operator": (lambda them: them.pop(2), "the operator does not reach the dashboard"),
 }  # fmt: skip
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from raydebug.check.output import Tried, next_steps
 from raydebug.check.stages import FAILED, PASSED, Outcome
@@ -26,27 +29,31 @@ def test_well() -> None:
     ]
 
 
-def test_warnings_of_the_run() -> None:
-    """Warnings about the run's numbers are counted in the result; they are printed above it."""
-    first, *_ = next_steps(replace(WELL, warnings=1))
-    assert first == "tried: the checks passed, the small run ended with 1 warning (above) in 61 s"
-    first, *_ = next_steps(replace(WELL, warnings=2))
-    assert "ended with 2 warnings (above) in" in first
+AGAIN = "next: fix that and try again; stages that passed are not run twice"
 
 
-def test_cluster_of_its_own() -> None:
-    """After a run on a cluster of its own, the output names the command that keeps a cluster up."""
-    *_, last = next_steps(replace(WELL, cluster=False, name="blue"))
-    assert last == "      raydebug up --name blue: a cluster that stays up saves the next try its start"
-
-
-def test_failed_run() -> None:
-    """A run that failed without stopping is to be tried with post-mortem; one that could stop is to be fixed."""
-    lines = list(next_steps(replace(WELL, code=1)))
-    assert lines[0] == "tried: the checks passed, the small run failed with code 1 after 61 s"
-    assert lines[1] == "next: raydebug try --debugger post-mortem -- bash train.sh"
-    lines = list(next_steps(replace(WELL, code=1, debugger="post-mortem")))
-    assert lines[1] == "next: fix that and try again; stages that passed are not run twice"
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        # Warnings about the run's numbers are counted in the result; they are printed above it.
+        ({"warnings": 1}, "tried: the checks passed, the small run ended with 1 warning (above) in 61 s"),
+        ({"warnings": 2}, "tried: the checks passed, the small run ended with 2 warnings (above) in 61 s"),
+        # After a run on a cluster of its own: the command that keeps a cluster up.
+        (
+            {"cluster": False, "name": "blue"},
+            "      raydebug up --name blue: a cluster that stays up saves the next try its start",
+        ),
+        # A run that failed without stopping is to be tried with post-mortem; one that could stop is to be fixed.
+        ({"code": 1}, "tried: the checks passed, the small run failed with code 1 after 61 s"),
+        ({"code": 1}, "next: raydebug try --debugger post-mortem -- bash train.sh"),
+        ({"code": 1, "debugger": "post-mortem"}, AGAIN),
+        # Forty overrides are not repeated.
+        ({"command": "python train.py " + "x=1 " * 40}, "next: raydebug check -- COMMAND"),
+    ],
+)
+def test_other_ends(changes: dict[str, Any], line: str) -> None:
+    """The result of a try, and the next command, for each way in which it can end."""
+    assert line in list(next_steps(replace(WELL, **changes)))
 
 
 def test_failed_check() -> None:
@@ -56,13 +63,7 @@ def test_failed_check() -> None:
     assert lines[0] == "tried: stage data failed; nothing was run"
     assert lines[1] == "next: raydebug check data --fix --profile debug -- bash train.sh"
     by_hand = Finding("data.file-missing", "error", "no file", "it is not there", "make it")
-    assert list(next_steps(refused(by_hand)))[1] == "next: fix that and try again; stages that passed are not run twice"
-
-
-def test_long_command_is_named() -> None:
-    """Forty overrides are not repeated."""
-    lines = list(next_steps(replace(WELL, command="python train.py " + "x=1 " * 40)))
-    assert lines[1] == "next: raydebug check -- COMMAND"
+    assert list(next_steps(refused(by_hand)))[1] == AGAIN
 
 
 def test_interrupted() -> None:

@@ -47,22 +47,13 @@ python3 -m openrlhf.cli.train_ppo_ray \\
 """
 
 
-@pytest.mark.parametrize(
-    ("command", "arguments_at"),
-    [
-        ("python -m openrlhf.cli.train_ppo_ray --train.batch_size 8", 3),
-        ("python3 -u /src/openrlhf/cli/train_ppo_ray.py", 3),
-    ],
-)
-def test_recognised(command: str, arguments_at: int) -> None:
-    """The training on Ray is recognised as a module and as a file."""
-    assert recognise(command.split()) == Program(OPENRLHF, "openrlhf_ppo", "openrlhf.cli.train_ppo_ray", arguments_at)
-
-
-@pytest.mark.parametrize("module", ["openrlhf.cli.train_sft", "notopenrlhf.cli.train_ppo_ray", "openrlhf.cli"])
-def test_not_recognised(module: str) -> None:
-    """Its other programs and lookalikes are not recognised."""
-    assert recognise(["python", "-m", module]) is None
+def test_recognised() -> None:
+    """The training on Ray is recognised as a module and as a file; its other programs and lookalikes are not."""
+    program = Program(OPENRLHF, "openrlhf_ppo", "openrlhf.cli.train_ppo_ray", 3)
+    for command in ("-m openrlhf.cli.train_ppo_ray --train.batch_size 8", "-u /src/openrlhf/cli/train_ppo_ray.py"):
+        assert recognise(["python", *command.split()]) == program
+    for module in ("openrlhf.cli.train_sft", "notopenrlhf.cli.train_ppo_ray", "openrlhf.cli"):
+        assert recognise(["python", "-m", module]) is None
 
 
 @pytest.mark.parametrize("line", ["", "ray job submit --address http://127.0.0.1:8265 -- "])
@@ -77,15 +68,12 @@ def test_in_a_script(tmp_path: Path, line: str) -> None:
 @pytest.mark.parametrize("version", PUBLISHED)
 def test_keys_are_published_options(version: str) -> None:
     """Every key of a release is one of its options, with its default."""
-    found = column_of("openrlhf_ppo", version)
-    assert found is not None
-    assert {key.path: PUBLISHED[version].get(key.path, "missing") for key in found[1].values()} == {
-        key.path: key.default for key in found[1].values()
-    }
+    keys = column_of("openrlhf_ppo", version)[1].values()
+    published = {key.path: PUBLISHED[version].get(key.path, "missing") for key in keys}
+    assert published == {key.path: key.default for key in keys}
 
 
 def debug(folder: Path, *arguments: str, version: str | None = "0.11.0") -> AppliedProfile:
-    """Apply `debug` to a command."""
     argv = ["python", "-m", "openrlhf.cli.train_ppo_ray", *arguments]
     return apply_profile(argv, profile="debug", environ={}, folder=folder, search=[], version=version)
 
@@ -103,10 +91,8 @@ def test_debug_over_the_published_script(tmp_path: Path) -> None:
         "data.max_samples": ("100000", "16"),
         "ckpt.output_dir": ("/openrlhf/final", ".raydebug/checkpoints"),
     }
-    assert now.get("rollout.batch_size") == "8"
-    assert now.get("actor.adam.lr") == "5e-7"
-    assert now.get("vllm.enforce_eager") == "true"
-    assert now.get("train.colocate_all") == "true"
+    settings = ("rollout.batch_size", "actor.adam.lr", "vllm.enforce_eager", "train.colocate_all")
+    assert [now.get(name) for name in settings] == ["8", "5e-7", "true", "true"]
     assert now.arguments[:4] == ["--ref.num_nodes", "1", "--ref.num_gpus_per_node", "8"]
 
 
@@ -150,9 +136,7 @@ def test_options_of_its_source(tmp_path: Path) -> None:
     }
     argv = ["python", "-m", "openrlhf.cli.train_ppo_ray", "--actor.adam.lr", "1e-6"]
     program = recognise(argv)
-    assert program is not None
     read = OPENRLHF.read_config(program, argv, folder=tmp_path, search=[""])
-    assert read.values is not None
     assert read.values["rollout.batch_size"] == 1024
 
 
@@ -160,10 +144,8 @@ def test_a_misspelt_option(tmp_path: Path) -> None:
     """An option that its parser lacks and that is nearly one of its own is refused with the right one."""
     file = tmp_path / "openrlhf" / "cli" / "train_ppo_ray.py"
     file.parent.mkdir(parents=True)
-    lines = "".join(
-        f"parser.add_argument('--{name}', default={value!r})\n" for name, value in PUBLISHED["0.11.0"].items()
-    )
-    file.write_text(lines)
+    options = PUBLISHED["0.11.0"].items()
+    file.write_text("".join(f"parser.add_argument('--{name}', default={value!r})\n" for name, value in options))
     argv = ["python", "-m", "openrlhf.cli.train_ppo_ray", "--rollout.batchsize", "8"]
     with pytest.raises(RaydebugError, match=r"has no setting 'rollout\.batchsize'") as refused:
         apply_profile(argv, profile="debug", environ={}, folder=tmp_path, search=[""])
@@ -202,12 +184,8 @@ def test_its_log_is_phases_and_steps() -> None:
     for at, line in enumerate(LOG):
         phases.take(line, 110.0 + 10 * at)
     assert [span.name for span in phases.spans(None)] == [
-        "driver: imports, Ray",
-        "workers: start, model load",
-        "vLLM: engines, weight groups",
-        "trainer: data, DeepSpeed",
-        "first step",
-        "training",
+        *("driver: imports, Ray", "workers: start, model load", "vLLM: engines, weight groups"),
+        *("trainer: data, DeepSpeed", "first step", "training"),
     ]
     assert [(step["step"], step["seconds"]) for step in phases.steps] == [(1, 9.5), (2, 8.0)]
     assert phases.steps[0]["metrics"] == {

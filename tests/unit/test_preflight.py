@@ -31,43 +31,50 @@ def driver(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "printed",
+    ("flavour", "printed", "failure"),
     [
-        "580.65.06, NVIDIA GeForce RTX 4090\n",
-        "595.10, NVIDIA RTX PRO 6000 Blackwell Workstation Edition\n",
-        "570.172.08, NVIDIA H100 80GB HBM3\n570.172.08, NVIDIA H100 80GB HBM3\n",
-        "535.288.01, Tesla T4\n",
-        "",
+        ("cuda", "580.65.06, NVIDIA GeForce RTX 4090\n", None),
+        ("cuda", "595.10, NVIDIA RTX PRO 6000 Blackwell Workstation Edition\n", None),
+        ("cuda", "570.172.08, NVIDIA H100 80GB HBM3\n570.172.08, NVIDIA H100 80GB HBM3\n", None),
+        ("cuda", "535.288.01, Tesla T4\n", None),
+        ("cuda", "", None),
+        ("cuda", "", NO_DRIVER),
+        ("cuda-verl04", "525.60.13, NVIDIA GeForce RTX 3090\n", None),
     ],
-    ids=["580", "newer", "datacenter 570", "datacenter 535", "no GPU listed"],
+    ids=["580", "newer", "datacenter 570", "datacenter 535", "no GPU listed", "no driver", "the older line"],
 )
-def test_driver_that_will_do(driver, printed):
-    """CUDA 13 runs with driver 580, and by cuda-compat with 535 on GPUs for datacenters."""
+def test_driver_that_will_do(driver, flavour, printed, failure):
+    """CUDA 13 runs with driver 580, and by cuda-compat with 535 on GPUs for datacenters; CUDA 12 with 525.
+
+    Where no driver is installed its version is not known, and not refused.
+    """
+    driver(printed, failure)
+    preflight.check_driver(flavour)
+
+
+@pytest.mark.parametrize(
+    ("flavour", "printed", "cause", "needed"),
+    [
+        ("cuda", "570.133.07, NVIDIA GeForce RTX 3090\n", "580 or newer", 580),
+        ("cuda", "525.147.05, NVIDIA A100-SXM4-80GB\n" * 2, "580 or newer, or 535 on this datacenter GPU", 580),
+        ("cuda-verl04", "470.256.02, Tesla V100-SXM2-32GB\n", "525 or newer", 525),
+    ],
+)
+def test_f51_driver_too_old(driver, flavour, printed, cause, needed):
+    """F51: a driver too old for the image's CUDA is named, with the one that is needed, exit code 5.
+
+    On a GPU that cuda-compat serves the error says so; one GPU of several is enough for it.
+    """
     driver(printed)
-    preflight.check_driver("cuda")
-
-
-def test_f51_driver_too_old(driver):
-    """F51: a driver too old for the image's CUDA is named, with the one that is needed, exit code 5."""
-    driver("570.133.07, NVIDIA GeForce RTX 3090\n")
+    version, _, gpu = printed.splitlines()[0].partition(", ")
     with pytest.raises(RaydebugError) as failure:
-        preflight.check_driver("cuda")
+        preflight.check_driver(flavour)
     assert str(failure.value) == (
-        "error: the NVIDIA driver 570.133.07 is too old for CUDA 13\n"
-        "cause: NVIDIA GeForce RTX 3090 has it; the image of flavour cuda needs 580 or newer\n"
-        "fix: install driver 580 or newer on this host, or use `--flavour cpu`"
+        f"error: the NVIDIA driver {version} is too old for CUDA {13 if flavour == 'cuda' else 12}\n"
+        f"cause: {gpu} has it; the image of flavour {flavour} needs {cause}\n"
+        f"fix: install driver {needed} or newer on this host, or use `--flavour cpu`"
     )
     assert failure.value.exit_code == 5
-
-
-def test_f51_driver_too_old_in_a_datacenter(driver):
-    """F51: on a GPU that cuda-compat serves, the error says so; one GPU of several is enough for it."""
-    driver("525.147.05, NVIDIA A100-SXM4-80GB\n525.147.05, NVIDIA A100-SXM4-80GB\n")
-    with pytest.raises(RaydebugError, match="is too old for CUDA 13") as failure:
-        preflight.check_driver("cuda")
-    assert failure.value.cause == (
-        "NVIDIA A100-SXM4-80GB has it; the image of flavour cuda needs 580 or newer, or 535 on this datacenter GPU"
-    )
 
 
 def test_f51_driver_does_not_answer(driver):
@@ -79,28 +86,12 @@ def test_f51_driver_does_not_answer(driver):
     assert failure.value.exit_code == 5
 
 
-def test_without_a_driver(driver):
-    """Where no driver is installed its version is not known, and not refused."""
-    driver("", NO_DRIVER)
-    preflight.check_driver("cuda")
-
-
 def test_drivers_are_those_of_the_images_cuda():
     """The drivers here are for the CUDA that the Dockerfile builds on, and for that of the older line's packages."""
     (version,) = re.findall(r"^FROM nvidia/cuda:(\d+)\.\S+ AS base-cuda$", (ROOT / "Dockerfile").read_text(), re.M)
     older = read_lock(ROOT / "env" / "cuda-verl04.lock").pins
     majors = {flavour: major for flavour, (major, *_) in preflight.CUDA_DRIVERS.items()}
     assert majors == {"cuda": int(version), "cuda-verl04": int(older["nvidia-cuda-runtime-cu12"].partition(".")[0])}
-
-
-def test_the_older_line_takes_older_drivers(driver):
-    """CUDA 12 of flavour cuda-verl04 runs with driver 525, on every GPU; an older one is refused for that flavour."""
-    driver("525.60.13, NVIDIA GeForce RTX 3090\n")
-    preflight.check_driver("cuda-verl04")
-    driver("470.256.02, Tesla V100-SXM2-32GB\n")
-    with pytest.raises(RaydebugError, match=r"470\.256\.02 is too old for CUDA 12") as failure:
-        preflight.check_driver("cuda-verl04")
-    assert failure.value.cause == "Tesla V100-SXM2-32GB has it; the image of flavour cuda-verl04 needs 525 or newer"
 
 
 @pytest.mark.parametrize("flavour", GPU_FLAVOURS)

@@ -27,7 +27,6 @@ CPU = {"VERL_PLATFORM": "cpu"}
 DEBUG = load_profile("debug")
 NEWEST = Installed("0.9.1", None, "not read here")
 
-
 cached = functools.cache(load_profile)
 
 
@@ -91,7 +90,6 @@ def test_other_trainers_and_forks_are_recognised(command: str, name: str, module
 def test_torchrun_is_seen_through(command: str, name: str, launcher_at: int, arguments_at: int) -> None:
     """torchrun's options are told from its program, with and without values, and the program from its arguments."""
     found = recognise(command.split())
-    assert found is not None
     assert (found.name, found.launcher_at, found.arguments_at) == (name, launcher_at, arguments_at)
 
 
@@ -114,8 +112,9 @@ def test_torchrun_is_seen_through(command: str, name: str, launcher_at: int, arg
     ],
 )
 def test_other_commands_are_not(command: str) -> None:
-    """A program that only mentions the trainer is not taken for it."""
+    """A program that only mentions the trainer is not taken for it, and is not changed."""
     assert recognise(command.split()) is None
+    assert apply_in_driver(command.split(), profile="debug") is None
 
 
 def test_recognising_imports_nothing() -> None:
@@ -167,14 +166,7 @@ def test_what_says_the_same_is_no_change() -> None:
 
 def test_everything_else_passes_as_it_is() -> None:
     """Options of Hydra, deletions and keys that the profile does not know stay, in their order."""
-    mine = [
-        "--config-name",
-        "my_trainer",
-        "~trainer.logger",
-        "data.train_files=[a,b]",
-        "+x.y=1",
-        "hydra.run.dir=/tmp/=x",
-    ]
+    mine = ["--config-name", "my_trainer", "~trainer.logger", "data.train_files=[a,b]", "+x.y=1", "hydra.run.dir=/t/=x"]
     assert lay(*mine).argv[: len(mine)] == mine
 
 
@@ -316,10 +308,9 @@ def test_one_update_in_each_step() -> None:
 
 def test_a_verl_that_is_not_there_is_refused() -> None:
     """Without verl in sight and without its version nothing is guessed."""
+    absent = Installed(None, None, "verl.trainer.main_ppo is not installed here")
     with pytest.raises(RaydebugError) as failure:
-        overlay_profile(
-            DEBUG, PPO, [], {}, installed=Installed(None, None, "verl.trainer.main_ppo is not installed here")
-        )
+        overlay_profile(DEBUG, PPO, [], {}, installed=absent)
     assert failure.value.cause == "verl.trainer.main_ppo is not installed here, and its version is not known"
     assert "--verl 0.9" in failure.value.fix
 
@@ -379,20 +370,15 @@ def test_images_become_smaller(
 def test_fast_load_keeps_dummy_weights() -> None:
     """fast-load never makes the rollout engine read the checkpoint: dummy stays, and with LoRA the user's word does."""
     assert "actor_rollout_ref.rollout.load_format" not in said(lay(profile="fast-load"))
-    lora = lay(
-        "actor_rollout_ref.model.lora_rank=32", "actor_rollout_ref.rollout.load_format=safetensors", profile="fast-load"
-    )
-    assert said(lora)["actor_rollout_ref.rollout.load_format"] == "safetensors"
+    given = ("actor_rollout_ref.model.lora_rank=32", "actor_rollout_ref.rollout.load_format=safetensors")
+    assert said(lay(*given, profile="fast-load"))["actor_rollout_ref.rollout.load_format"] == "safetensors"
 
 
 @pytest.mark.parametrize("profile", ["fast-load", "train-only", "full"])
 def test_a_training_that_is_not_shrunk_keeps_its_numbers(profile: str) -> None:
     """A profile that leaves the sizes alone leaves all of them alone, also those that do not divide each other."""
-    mine = [
-        "data.train_batch_size=100",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=30",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=7",
-    ]
+    actor = "actor_rollout_ref.actor"
+    mine = ["data.train_batch_size=100", f"{actor}.ppo_mini_batch_size=30", f"{actor}.ppo_micro_batch_size_per_gpu=7"]
     overlay = lay(*mine, profile=profile)
     assert set(mine) <= set(overlay.argv)
     assert not [change for change in overlay.changes if "batch" in change.setting]
@@ -425,13 +411,9 @@ def test_a_profile_for_another_trainer_is_refused() -> None:
 
 def test_batches_are_dealt_to_torchrun_s_processes() -> None:
     """The batch of a fine-tuning is a multiple of torchrun's processes, and a rank's share of the micro batch."""
-    for launcher, ranks in (
-        (["--nproc_per_node=8"], 8),
-        (["--nproc-per-node", "6", "--nnodes", "2"], 12),
-        (["--nproc_per_node", "gpu"], 8),
-        ([], 1),
-    ):
-        now = said(fine_tune(*launcher))
+    launchers = {"--nproc_per_node=8": 8, "--nproc-per-node 6 --nnodes 2": 12, "--nproc_per_node gpu": 8, "": 1}
+    for launcher, ranks in launchers.items():
+        now = said(fine_tune(*launcher.split()))
         assert int(now["data.train_batch_size"]) % ranks == 0
         assert int(now["data.train_batch_size"]) // ranks % int(now.get("data.micro_batch_size_per_gpu", "4")) == 0
         assert int(now["data.train_batch_size"]) < 4 + ranks
@@ -493,12 +475,9 @@ def test_the_config_of_the_user_decides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typo", "meant"),
-    [
-        ("data.train_batchsize=4", "data.train_batch_size"),
-        ("actor_rollout_ref.rolout.n=2", "actor_rollout_ref.rollout.n"),
-    ],
-)
+    ("typo", "meant"), [("data.train_batchsize=4", "data.train_batch_size"),
+                        ("actor_rollout_ref.rolout.n=2", "actor_rollout_ref.rollout.n")],
+)  # fmt: skip
 def test_a_misspelled_override_is_refused(typo: str, meant: str) -> None:
     """A key that the config does not have, and that is nearly one of its own, is an error that names that one."""
     with pytest.raises(RaydebugError) as failure:
@@ -508,18 +487,11 @@ def test_a_misspelled_override_is_refused(typo: str, meant: str) -> None:
     assert failure.value.fix.startswith(f"write {meant}=..., or +")
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "+data.train_batchsize=4",
-        "~data.train_batchsize",
-        "hydra.run.dir=/x",
-        "actor=megatron",
-        "data={}",
-        "zzz.yyy=1",
-        "actor_rollout_ref.rollout.name=vllm",
-    ],
-)
+LEFT = ("+data.train_batchsize=4", "~data.train_batchsize", "hydra.run.dir=/x", "actor=megatron", "data={}",
+        "zzz.yyy=1", "actor_rollout_ref.rollout.name=vllm")  # fmt: skip
+
+
+@pytest.mark.parametrize("override", LEFT)
 def test_what_may_be_meant_is_left_to_hydra(override: str) -> None:
     """Added and deleted keys, Hydra's own, groups, whole parts and keys like no other pass as they are."""
     assert override in overlay_profile(DEBUG, PPO, [override], {}, installed=Installed("0.4.0", CONFIG)).argv
@@ -529,11 +501,6 @@ def test_a_config_like_no_verl_is_refused() -> None:
     """A config that has few of the keys of any version is not taken for a verl's."""
     with pytest.raises(RaydebugError, match="cannot be applied to"):
         overlay_profile(DEBUG, PPO, [], {}, installed=Installed("0.0.1", {"data.train_batch_size": 1}))
-
-
-def test_apply_leaves_other_commands_alone() -> None:
-    """A command that is no training is not changed, and nothing is said about it."""
-    assert apply_in_driver(["python", "train.py"], profile="debug") is None
 
 
 def test_a_word_where_a_number_belongs() -> None:
@@ -549,7 +516,5 @@ def test_a_sweep_is_noted() -> None:
     overlay = lay("-m", "data.train_batch_size=256,512", "actor_rollout_ref.actor.optim.lr=1e-6,2e-6")
     change = next(one for one in overlay.changes if one.key == "data.train_batch_size")
     assert "one value in place of the sweep" in change.why
-    assert (
-        "the command sweeps actor_rollout_ref.actor.optim.lr: the small run is made once for each value"
-        in overlay.notes
-    )
+    swept = "the command sweeps actor_rollout_ref.actor.optim.lr"
+    assert f"{swept}: the small run is made once for each value" in overlay.notes

@@ -37,13 +37,11 @@ def cluster(**changed: Any) -> Cluster:
 def plan(
     command: list[str], there: Cluster | None = None, environ: dict[str, str] | None = None, **given: Any
 ) -> RunPlan:
-    """Return the plan for a command with these options."""
     facts = Facts(read_command(command, {}, HERE), "/workspace", there)
     return plan_run(RunOptions(command=command, name="mine", **given), facts, environ or {})
 
 
 def refusal(command: list[str], there: Cluster | None = None, **given: Any) -> str:
-    """Return the three lines that refuse a command with these options."""
     with pytest.raises(RaydebugError) as refused:
         plan(command, there, **given)
     assert refused.value.exit_code == Exit.USAGE
@@ -165,7 +163,6 @@ def test_detached_run_alone() -> None:
 
 
 def fitted(need: Need | None, there: int | None, running: Cluster | None = None, asked: int | None = None) -> int:
-    """Return the GPUs for a demand."""
     reading = read_command(PPO, {}, HERE)
     facts = Facts(reading, "/workspace", running, gpus=there, why_so_many=f"--gpus is {asked}", need=need)
     return plan_run(RunOptions(command=PPO, name="mine", gpus=asked), facts, {}).gpus
