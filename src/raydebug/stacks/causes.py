@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from raydebug.protocol import messages
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.records import OpenCall
-from raydebug.protocol.training import TrainingWords
+from raydebug.protocol.training import OpenReward, OpenSample, TrainingWords
 from raydebug.render import command
 from raydebug.stacks.graph import CREATION, Graph, Node, Path
 from raydebug.stacks.groups import is_idle_server, is_idle_thread, place, users_frame
@@ -76,9 +76,8 @@ def describe(node: Node, graph: Graph, *, moved: bool, others: Sequence[ListedSt
         return Cause("computes", f"{wait.who} computes at {at}{age}{words}", attach(process))
     if moved:
         those = count([process, *others])
-        return Cause(
-            "moving", f"{those} at work, at another line than before or computing: now at {at}{age}{words}", None
-        )
+        text = f"{those} at work, at another line than before or computing: now at {at}{age}{words}"
+        return Cause("moving", text, None)
     if is_idle_thread(node.thread):
         return Cause("unknown", f"{wait.who} is idle{words}", attach(process))
     if wait.kind in ("unknown", COLLECTIVE):
@@ -152,33 +151,26 @@ def phase_of(path: Path, graph: Graph) -> str:
 
 def _training(words: TrainingWords) -> str:
     """Return what a process says of its work, oldest first."""
-    parts = [
-        *(_sample(sample) for sample in words.get("samples", [])[:1]),
-        *(_reward(reward) for reward in words.get("rewards", [])[:1]),
-        *(f"request {call.get('id', '?')} has no answer{_age(call)}" for call in words.get("requests", [])[:1]),
-    ]
+    parts = []
+    for sample in words.get("samples", [])[:1]:
+        turn = f", turn {sample['turn']}" if "turn" in sample else ""
+        tool = f", tool {sample['tool']}" if "tool" in sample else ""
+        state = f"{sample.get('state', 'not finished')}{turn}{tool}{_url(sample)}"
+        parts.append(f"sample {sample.get('uid', '?')} is {state}{for_seconds(sample.get('age_s'))}")
+    for reward in words.get("rewards", [])[:1]:
+        source = f" for data source {reward['data_source']}" if "data_source" in reward else ""
+        what = f"the reward {reward.get('function', 'function')}{source}{_url(reward)}"
+        parts.append(f"{what} has not returned{for_seconds(reward.get('age_s'))}")
+    for call in words.get("requests", [])[:1]:
+        parts.append(f"request {call.get('id', '?')} has no answer{for_seconds(call.get('age_s'))}")
     more = max(words.get("samples_total", 0), len(words.get("samples", []))) - 1
     parts += [f"{more} more samples are not finished"] if more > 0 else []
     if sync := words.get("sync"):
         missing = f": the side of the {sync['missing']} has not joined" if sync.get("missing") else ""
-        parts.append(f"the weight sync has not ended{missing}{_age(sync)}")
+        parts.append(f"the weight sync has not ended{missing}{for_seconds(sync.get('age_s'))}")
     where = ", ".join(f"{name} {words[name]}" for name in ("step", "phase") if words.get(name) is not None)
     return "".join(f"; {part}" for part in parts) + (f" ({where})" if where else "")
 
 
-def _sample(sample: Mapping[str, object]) -> str:
-    turn = f", turn {sample['turn']}" if "turn" in sample else ""
-    tool = f", tool {sample['tool']}" if "tool" in sample else ""
-    url = f" at {sample['url']}" if "url" in sample else ""
-    return f"sample {sample.get('uid', '?')} is {sample.get('state', 'not finished')}{turn}{tool}{url}{_age(sample)}"
-
-
-def _reward(reward: Mapping[str, object]) -> str:
-    source = f" for data source {reward['data_source']}" if "data_source" in reward else ""
-    url = f" at {reward['url']}" if "url" in reward else ""
-    return f"the reward {reward.get('function', 'function')}{source}{url} has not returned{_age(reward)}"
-
-
-def _age(work: Mapping[str, object]) -> str:
-    age = work.get("age_s")
-    return for_seconds(age if isinstance(age, int | float) else None)
+def _url(work: OpenSample | OpenReward) -> str:
+    return f" at {work['url']}" if "url" in work else ""

@@ -57,8 +57,6 @@ def judge_collectives(
     if verdicts := [pair for pair in judged if pair is not None]:
         return min(verdicts, key=lambda pair: (pair[0], [-rank for rank in pair[1]["ranks"]]))[1]
     recorded = {process["instance"] for group in groups for process in group.waiting()}
-    if all(wait.process["instance"] in recorded for wait in waits if wait.kind == COLLECTIVE):
-        return None
     by_role: dict[object, list[Wait]] = {}
     for wait in waits:
         if wait.kind == COLLECTIVE and wait.process["instance"] not in recorded:
@@ -281,9 +279,8 @@ def all_inside(waits: Sequence[Wait]) -> Verdict | None:
     inside = [wait for wait in waits if wait.kind == COLLECTIVE]
     if not inside:
         return None
-    text = (
-        f"{_waiting(inside)} at {place(inside[0].at)}; no rank is seen elsewhere: it takes long, or the network fails"
-    )
+    where = f"{_waiting(inside)} at {place(inside[0].at)}"
+    text = f"{where}; no rank is seen elsewhere: it takes long, or the network fails"
     return make_verdict("unknown", LIKELY, text, "raydebug stacks --samples 2", [wait.process for wait in inside])
 
 

@@ -7,6 +7,7 @@ waited for any more: there is the cause.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -252,9 +253,8 @@ class Graph:
             return self._by_actor[task["actor_id"] or ""]
         processes = self._by_pid.get(task["pid"], []) if task["pid"] else []
         node = task.get("node_id")  # a process that has never answered has not said on which node it is
-        return next(
-            (process for process in processes if None in (node, process["node_id"]) or process["node_id"] == node), None
-        )
+        at = (process for process in processes if None in (node, process["node_id"]) or process["node_id"] == node)
+        return next(at, None)
 
     def _node_in(self, process: ListedStacks, task: Task) -> Node:
         """Return the thread that runs a task, or the active one."""
@@ -276,9 +276,11 @@ class Graph:
         if kind == "subprocess":
             children = self._by_pid.get(node.thread.get("child"), [])
         elif kind in ("engine", "data-loader"):
-            is_it = _is_loader_worker if kind == "data-loader" else _is_engine
-            of_process = (process for process in self.processes if process["child_of"] == node.process["pid"])
-            children = [child for child in of_process if is_it(child)]
+            of_process = [process for process in self.processes if process["child_of"] == node.process["pid"]]
+            if kind == "data-loader":
+                children = [child for child in of_process if _is_loader_worker(child)]
+            else:
+                children = [child for child in of_process if child["role"].startswith(ENGINE)]
         here = [child for child in children if child["ip"] == node.process["ip"]]
         return [Edge(node, self.node(child), kind, node.wait.what) for child in here]
 
@@ -286,43 +288,34 @@ class Graph:
         pipe = node.thread.get("pipe")
         if pipe is None:
             return []
-        others = [
-            process for process in self.processes if process["ip"] == node.process["ip"] and process is not node.process
-        ]
-        ends = [self.node(process) for process in others if pipe in process.get("pipes", []) and not is_idle(process)]
-        return [
-            Edge(node, end, "queue", node.wait.what, is_seen=False) for end in ends if end.thread.get("pipe") != pipe
-        ]
+        others = [process for process in self.processes if pipe in process.get("pipes", []) and not is_idle(process)]
+        near = [other for other in others if other["ip"] == node.process["ip"] and other is not node.process]
+        ends = [end for end in map(self.node, near) if end.thread.get("pipe") != pipe]
+        return [Edge(node, end, "queue", node.wait.what, is_seen=False) for end in ends]
 
     def _of_words(self, node: Node) -> list[Edge]:
         """Return the edges that only the training knows: requests at an engine, URLs of tools and judges."""
-        words, edges = self.words_of(node.process), list[Edge]()
+        words, ip, edges = self.words_of(node.process), node.process["ip"], list[Edge]()
         if not KINDS[node.wait.kind].has_reason and node.wait.kind != "unknown":
             return []
         for request in words.get("requests", []):
-            engines = [
-                engine for engine in self._by_pid.get(request.get("engine"), []) if engine["ip"] == node.process["ip"]
-            ]
             what = f"request {request.get('id', '?')}"
-            edges += [Edge(node, self.node(engine), "engine", what) for engine in engines]
+            engines = self._by_pid.get(request.get("engine"), [])
+            edges += [Edge(node, self.node(engine), "engine", what) for engine in engines if engine["ip"] == ip]
         buffered = {sample.get("uid") for sample in words.get("samples", []) if sample.get("state") in OF_BUFFER}
         for other in self.processes if buffered else ():  # a worker of theirs has the sample
-            samples = [
-                sample for sample in self.words_of(other).get("samples", []) if sample.get("state") not in OF_BUFFER
-            ]
-            if at_work := [sample["uid"] for sample in samples if sample.get("uid") in buffered]:
+            own = self.words_of(other).get("samples", [])
+            begun = [sample for sample in own if sample.get("state") not in OF_BUFFER]
+            if at_work := [sample["uid"] for sample in begun if sample.get("uid") in buffered]:
                 threads = [thread for thread in other["threads"] if thread["name"].startswith("task ")]
                 nodes = [self.node(other, thread) for thread in threads] or [self.node(other)]
                 edges += [Edge(node, target, "training", f"sample {at_work[0]}") for target in nodes]
         for url in [work.get("url", "") for work in (*words.get("samples", []), *words.get("rewards", []))]:
-            parts = urlsplit(url)
-            if parts.hostname and (port := _port_of(url)):
-                edges += self._to_port(node, parts.hostname, port)
+            with contextlib.suppress(ValueError):  # it is no URL
+                parts = urlsplit(url)
+                port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+                edges += self._to_port(node, parts.hostname, port) if parts.hostname and port else []
         return edges
-
-
-def _is_engine(process: ListedStacks) -> bool:
-    return process["role"].startswith(ENGINE)
 
 
 def _is_loader_worker(process: ListedStacks) -> bool:
@@ -376,11 +369,3 @@ def _handles(thread: ThreadStack) -> bool:
         if users_frame([frame]):
             return True
     return False
-
-
-def _port_of(url: str) -> int | None:
-    try:
-        parts = urlsplit(url)
-        return parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    except ValueError:
-        return None

@@ -7,8 +7,8 @@ import contextlib
 import json
 import statistics
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from raydebug import render
 from raydebug.client.gateway_client import request
@@ -19,16 +19,15 @@ from raydebug.runs.folder import STACKS
 from raydebug.settings.files import atomic_write
 from raydebug.stacks.collect import fetch_tasks, take
 from raydebug.stacks.movement import TICK_S
-from raydebug.stacks.progress import Progress, Words
+from raydebug.stacks.progress import Progress
 from raydebug.stacks.slow_watch import SlowWatch
 from raydebug.stacks.training_words import describe, fetch_words
-from raydebug.stacks.verdict import as_document
+from raydebug.stacks.verdict import Words, as_document
 from raydebug.stacks.wait_kinds import KINDS, Verdict, wait_of, who
 
 if TYPE_CHECKING:
     from raydebug.jobs.recorder import Recorder
     from raydebug.protocol.listings import ListedStacks
-    from raydebug.protocol.training import TrainingWords
 
 DEFAULT_S, DEFAULT_STEPS = 600.0, 5  # of a recognised trainer: the larger of this and so many of its median steps
 PAUSE_TIMEOUT_S = 4.0
@@ -43,17 +42,16 @@ def longest_call(sample: Sequence[ListedStacks], words: Words) -> str | None:
     """
     names = {process["instance"]: who(process) for process in sample}
     calls: list[tuple[float, str]] = []
-    for instance, one in words.items():
-        caller = names.get(instance, "another process")
-        for reward in one.get("rewards", []):
+    for instance, own in words.items():
+        work: list[tuple[Mapping[str, Any], str]] = []
+        for reward in own.get("rewards", []):
             of = f" for {reward['data_source']!r}" if "data_source" in reward else ""
-            calls.append(
-                (reward.get("age_s", 0.0), f"{caller} in {reward['function']}{of}{_asking(reward.get('url'))}")
-            )
-        for tool in one.get("samples", []):
-            if "tool" in tool:
-                what = f"tool {tool['tool']} of sample {tool['uid']}{_asking(tool.get('url'))}"
-                calls.append((tool.get("age_s", 0.0), f"{caller} in {what}"))
+            work.append((reward, f"{reward['function']}{of}"))
+        tools = [sample for sample in own.get("samples", []) if "tool" in sample]
+        work += [(sample, f"tool {sample['tool']} of sample {sample['uid']}") for sample in tools]
+        for facts, what in work:
+            url = f", which asks {facts['url']}" if facts.get("url") else ""
+            calls.append((facts.get("age_s", 0.0), f"{names.get(instance, 'another process')} in {what}{url}"))
     if not words:
         for process in sample:
             for call in [] if KINDS[wait_of(process).kind].of_peer else process.get("calls", []):
@@ -61,10 +59,6 @@ def longest_call(sample: Sequence[ListedStacks], words: Words) -> str | None:
                 calls.append((call["age_s"], f"{who(process)} in {where}"))
     longest = max(calls, default=None)
     return None if longest is None else f"longest call: {longest[1]}, for {longest[0]:.0f} s or more"
-
-
-def _asking(url: str | None) -> str:
-    return f", which asks {url}" if url else ""
 
 
 class HangWatch:
@@ -99,7 +93,8 @@ class HangWatch:
             if not progress.wants_sample(time.monotonic()):
                 continue
             with contextlib.suppress(RaydebugError):  # without a gateway nothing is known
-                sample, words = await asyncio.to_thread(_look, cluster, job)
+                sample = await asyncio.to_thread(take, cluster, job, say=lambda _: None)
+                words = await asyncio.to_thread(fetch_words, cluster, job, sample)
                 if progress.take(sample, words, time.monotonic()):
                     verdict = await asyncio.to_thread(self._report, cluster, job, recorder, progress, words)
                     if self._action == "stop":
@@ -137,11 +132,6 @@ class HangWatch:
             render.say(render.visible(line))
         recorder.take_hang(lines, why=verdict["text"], fix=verdict["next"] or "")
         return verdict
-
-
-def _look(cluster: Cluster, job: str) -> tuple[list[ListedStacks], dict[str, TrainingWords]]:
-    sample = take(cluster, job, say=lambda _: None)
-    return sample, fetch_words(cluster, job, sample)
 
 
 def _pause(cluster: Cluster, pid: int, sample: Sequence[ListedStacks]) -> str:

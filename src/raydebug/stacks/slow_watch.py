@@ -187,9 +187,8 @@ def longer_batch(metrics: Mapping[str, float]) -> str:
     if not known or known[0][0] <= LONGER * known[0][1]:
         return ""
     tokens = f"{known[0][1]:.0f} to {known[0][0]:.0f} tokens"
-    return (
-        f"the ranks had batches of different length in the last step, {tokens}: it may have more work, and be no slower"
-    )
+    batches = f"the ranks had batches of different length in the last step, {tokens}"
+    return f"{batches}: it may have more work, and be no slower"
 
 
 def _slowed_gpus(cluster: Cluster, answer: Answer) -> list[dict[str, Any]]:

@@ -32,9 +32,8 @@ def fetch_words(cluster: Cluster, job: str | None, processes: Sequence[ListedSta
         job: None for all jobs.
         processes: of the job, from the last look.
     """
-    body: Nothing = {}
     try:
-        answers = ask_processes(cluster, TRAINING, body, job=job, timeout_s=TIMEOUT_S)
+        answers = ask_processes(cluster, TRAINING, Nothing(), job=job, timeout_s=TIMEOUT_S)
     except RaydebugError:
         return {}
     words = {answer["instance"]: answer["answer"] for answer in answers if answer["answer"]}
@@ -50,7 +49,12 @@ def join(found: Mapping[str, TrainingWords], processes: Sequence[ListedStacks], 
         processes: with their ranks and roles.
         all_said: whether every process has answered.
     """
-    _note_lost_samples(found, all_said=all_said)
+    listed = [sample for words in found.values() for sample in words.get("samples", [])]
+    if all_said and sum(words.get("samples_total", 0) for words in found.values()) <= len(listed):
+        at_work = {sample["uid"] for sample in listed if sample.get("state") not in OF_BUFFER}
+        for sample in listed:
+            if sample.get("state") == "running" and sample["uid"] not in at_work:
+                sample["state"] = LOST
     syncing = {instance: words["sync"] for instance, words in found.items() if "sync" in words}
     trainers = [
         process for process in processes if syncing.get(process["instance"], {}).get("side") in ("trainer", "both")
@@ -64,16 +68,6 @@ def join(found: Mapping[str, TrainingWords], processes: Sequence[ListedStacks], 
     for sync in syncing.values():
         if missing:
             sync["missing"] = missing
-
-
-def _note_lost_samples(found: Mapping[str, TrainingWords], *, all_said: bool) -> None:
-    listed = [sample for words in found.values() for sample in words.get("samples", [])]
-    at_work = {sample["uid"] for sample in listed if sample.get("state") not in OF_BUFFER}
-    if not all_said or sum(words.get("samples_total", 0) for words in found.values()) > len(listed):
-        return
-    for sample in listed:
-        if sample.get("state") == "running" and sample["uid"] not in at_work:
-            sample["state"] = LOST
 
 
 def describe(found: Mapping[str, TrainingWords], processes: Sequence[ListedStacks]) -> str | None:
@@ -97,9 +91,8 @@ def describe(found: Mapping[str, TrainingWords], processes: Sequence[ListedStack
     for instance, words in found.items():
         if requests := words.get("requests"):
             first = f"{requests[0].get('id', '?')}{for_seconds(requests[0].get('age_s'))}"
-            parts.append(
-                f"{len(requests)} requests at {names.get(instance, 'another process')} have no answer: {first}"
-            )
+            engine = names.get(instance, "another process")
+            parts.append(f"{len(requests)} requests at {engine} have no answer: {first}")
     if syncs := [words["sync"] for words in found.values() if "sync" in words]:
         missing = f", the {syncs[0]['missing']} has not joined" if "missing" in syncs[0] else ""
         parts.append(f"a weight sync has not ended{missing}{for_seconds(max(one.get('age_s', 0.0) for one in syncs))}")

@@ -1,12 +1,12 @@
 """The verdict on the stacks of a job: what a hanging job waits for, in one sentence, with the next command.
 
-The graph (graph.py) says who waits for whom. Where a walk from the driver ends, there is the cause: ends.py describes
-it. The rule on collectives (collectives.py) comes first: a rank that is missing explains why the others wait.
+The graph (graph.py) says who waits for whom. Where a walk from the driver ends, there is the cause: causes.py
+describes it. The rule on collectives (collectives.py) comes first: a rank that is missing explains why the others wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -177,8 +177,12 @@ class _Look:
 
     def deadlock(self) -> Verdict | None:
         """Judge threads or actors that wait for each other."""
-        cycles = [cycle for _, cycle in self._walks.values()]
-        cycle = next(filter(self._lasts, chain(cycles, self._cycles_of_locks())), None)
+        locking = ((process, thread) for process in self._working for thread in process["threads"] if "wants" in thread)
+        of_locks = (self.graph.walk(self.graph.node(*each))[1] for each in locking)  # of threads, active or not
+        cycles = filter(None, chain((cycle for _, cycle in self._walks.values()), of_locks))
+        # In an earlier look it has to be there, too: actors may answer in turns.
+        lasting = (edges for edges in cycles if not self._before or all(self._looks_of(edge) > 1 for edge in edges))
+        cycle = next(lasting, None)
         if cycle is None:
             return None
         nodes = [edge.source for edge in cycle]
@@ -191,17 +195,6 @@ class _Look:
             text = f"actors wait for each other: {'; '.join(parts)}"
         verdict = make_verdict("deadlock", self._certainty(cycle), text, attach(processes[0]), processes)
         return self._with_chain(verdict, cycle, None)
-
-    def _cycles_of_locks(self) -> Iterator[list[Edge]]:
-        """Yield the cycles of threads that wait for each other's locks, the active one or not."""
-        for process in self._working:
-            for thread in process["threads"]:
-                if "wants" in thread:
-                    yield self.graph.walk(self.graph.node(process, thread))[1]
-
-    def _lasts(self, cycle: Sequence[Edge]) -> bool:
-        """Return whether there is a cycle, which was there in an earlier look, too: actors may answer in turns."""
-        return bool(cycle) and (not self._before or all(self._looks_of(edge) > 1 for edge in cycle))
 
     def end_of_chain(self) -> Verdict | None:
         """Judge the end of the chain: the process that waits for nothing of ours."""
@@ -306,11 +299,12 @@ class _Look:
 
     def _looks_of(self, edge: Edge) -> int:
         """Return in how many looks the processes were in this wait, whatever Ray said of its task."""
-        instance = edge.source.process["instance"]
-        return 1 + sum(
-            any(other.key == edge.key and other.is_seen for other in _edges_of(graph, instance))
-            for graph in self._before
-        )
+        looks, instance = 1, edge.source.process["instance"]
+        for graph in self._before:
+            own = (process for process in graph.processes if process["instance"] == instance)
+            edges = (graph.edges(graph.node(process, thread)) for process in own for thread in process["threads"])
+            looks += any(other.key == edge.key and other.is_seen for other in chain.from_iterable(edges))
+        return looks
 
     def _with_chain(self, verdict: Verdict, edges: Sequence[Edge], end: Node | None) -> Verdict:
         verdict["chain"] = [_link(edge.source, edge.kind, edge.words, self._looks(edge)) for edge in edges]
@@ -325,14 +319,6 @@ def _link(node: Node, kind: str, waits_for: str, looks: int) -> Link:
     process, wait = node.process, node.wait
     return {"pid": process["pid"], "rank": process["rank"], "who": wait.who, "at": place(wait.at) if wait.at else "",
             "kind": kind, "waits_for": waits_for, "looks": looks}  # fmt: skip
-
-
-def _edges_of(graph: Graph, instance: str) -> Iterator[Edge]:
-    """Yield the edges of the threads that a process had in an earlier look."""
-    for process in graph.processes:
-        if process["instance"] == instance:
-            for thread in process["threads"]:
-                yield from graph.edges(graph.node(process, thread))
 
 
 def _waiters(edges: Sequence[Edge]) -> str:
