@@ -369,7 +369,7 @@ def test_command(tmp_path: Path) -> None:
     """Files, a folder, a compressed file and JSON; exit codes 0 for no failure and 1 for a failure."""
     folder = tmp_path / "logs"
     folder.mkdir()
-    (folder / "worker.err").write_bytes(b"\xff\xfe no text\nOSError: [Errno 24] Too many open files\n")
+    (folder / "worker.err").write_bytes(b"\xff no text\nOSError: [Errno 24] Too many open files\n")
     (folder / "raylet.out.gz").write_bytes(gzip.compress(b"fine\n"))
     run = CliRunner().invoke(cli.app_for(["diagnose"]), ["diagnose", str(folder), "--json"])
     document = json.loads(run.stdout)
