@@ -59,7 +59,9 @@ def _forking() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         number = theirs.fileno()
-        subprocess.Popen([sys.executable, "-c", FORKING, str(number)], pass_fds=[number], stdin=subprocess.DEVNULL)
+        argv = [sys.executable, "-c", FORKING, str(number)]
+        # A session of its own: no signal to the group of pytest, or of a test, ends it.
+        subprocess.Popen(argv, pass_fds=[number], stdin=subprocess.DEVNULL, start_new_session=True)
     return ours
 
 
