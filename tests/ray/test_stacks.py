@@ -122,7 +122,6 @@ def test_hang_is_in_the_run_folder(run, private_state: Path) -> None:
 
 ENDLESS = """
 import ray
-@pytest.mark.long
 @ray.remote
 class Rewards:
     def compute_score(self, number):
