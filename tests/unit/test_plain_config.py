@@ -79,10 +79,8 @@ def test_what_the_shell_decides() -> None:
 
 
 def compose(folder: Path, *said: str) -> Any:
-    """Compose the config of a fork in a folder."""
     argv = ["python", "-m", "verl.trainer.main_ppo", *said]
     program = recognise(argv)
-    assert program is not None
     return PpoChecks().compose(program, argv, folder=folder, search=["."])
 
 
@@ -104,7 +102,6 @@ def test_a_program_that_is_not_here(tmp_path: Path) -> None:
     """Without the program's files the config has what the command says, and the reason."""
     argv = ["python", "own_ppo.py", "actor_rollout_ref.model.path=/m", "+a.b=1", "model=x"]
     program = recognise(argv)
-    assert program is not None
     found = PpoChecks().compose(program, argv, folder=tmp_path, search=["."])
     assert found.values == {"actor_rollout_ref": {"model": {"path": "/m"}}, "a": {"b": 1}, "model": "x"}
     assert found.unread == "there is no own_ppo.py here, or it is not installed"
@@ -119,7 +116,7 @@ def test_a_config_that_is_missing(said: str, why: str, tmp_path: Path) -> None:
     make_fork(tmp_path, version="0.9.1")
     with pytest.raises(CannotCompose) as refused:
         compose(tmp_path, said)
-    finding = PpoChecks().refused(refused.value.as_facts()["config_error"], [said])  # type: ignore[arg-type]
+    finding = PpoChecks().refused(refused.value.as_facts()["config_error"], [said])
     assert (finding.code, finding.severity) == ("command.override", "error")
     if refused.value.kind == "MissingConfig":  # else in Hydra's words
         assert why in finding.why

@@ -21,14 +21,12 @@ COMMAND = ("python", "-m", "verl.trainer.main_ppo", "actor_rollout_ref.model.pat
 
 
 def applied(rollouts: Rollouts, folder: Path, *, verl: str = "0.9.1", more: tuple[str, ...] = ()) -> AppliedProfile:
-    """Return the command with what a run does with rollouts."""
     return apply_profile(
         [*COMMAND, *more], profile="full", environ={}, folder=folder, search=[], rollouts=rollouts, version=verl
     )
 
 
 def settings_of(rollouts: Rollouts, folder: Path, **options: Any) -> Settings:
-    """Return the command's settings."""
     return applied(rollouts, folder, **options).overlay.settings
 
 
@@ -76,13 +74,18 @@ def test_settings(kept: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["record", "replay", "only-rollout"])
 def test_older_verl(mode: Any, kept: Path, tmp_path: Path) -> None:
-    """Before verl 0.9 there is none of the three, and the error says so."""
+    """Before verl 0.9 there is none of the three; 0.9's older trainer starts the engine in any case: it is refused."""
     folder = {"record": tmp_path / "new", "replay": kept, "only-rollout": None}[mode]
     rollouts = Rollouts(mode, folder)
     with pytest.raises(RaydebugError, match=r"is not available with verl 0\.8\.0") as failure:
         rollouts.begin(settings_of(rollouts, tmp_path, verl="0.8.0"), "0.8.0")
     assert failure.value.code == "run.no-replay"
     assert not (tmp_path / "new").exists()
+    if mode != "only-rollout":
+        settings = settings_of(rollouts, tmp_path, more=("trainer.use_v1=False",))
+        with pytest.raises(RaydebugError, match="is not available with the older trainer") as failure:
+            rollouts.begin(settings, "0.9.1")
+        assert failure.value.cause.startswith("the command sets trainer.use_v1=False")
 
 
 def test_fine_tuning_has_no_rollouts(tmp_path: Path) -> None:
@@ -95,16 +98,6 @@ def test_fine_tuning_has_no_rollouts(tmp_path: Path) -> None:
     with pytest.raises(RaydebugError, match="--record is not available"):
         recording.begin(settings, "0.9.1")
     assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize("mode", ["record", "replay"])
-def test_older_trainer_of_the_same_release(mode: Any, kept: Path, tmp_path: Path) -> None:
-    """verl 0.9's older trainer starts the engine in any case: it is refused."""
-    rollouts = Rollouts(mode, {"record": tmp_path / "new", "replay": kept}[mode])
-    settings = settings_of(rollouts, tmp_path, more=("trainer.use_v1=False",))
-    with pytest.raises(RaydebugError, match="is not available with the older trainer") as failure:
-        rollouts.begin(settings, "0.9.1")
-    assert failure.value.cause.startswith("the command sets trainer.use_v1=False")
 
 
 def test_variable() -> None:
@@ -207,6 +200,5 @@ def test_refused(options: list[str], what: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     done = CliRunner().invoke(cli.whole_app(), ["run", *options, "--", *COMMAND])
-    assert isinstance(done.exception, RaydebugError)
     assert what in done.exception.what
     assert done.exception.exit_code == 2

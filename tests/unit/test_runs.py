@@ -64,12 +64,13 @@ def cluster(tmp_path: Path) -> Cluster:
 
 def about(**more: Any) -> dict[str, Any]:
     variables = {"RAYDEBUG_PROFILE": "debug", "HF_TOKEN": "hf_secret"}
-    return {
-        "submission_id": "raydebug-1",
-        "start_time": (time.time() - 60) * 1000,
-        "runtime_env": {"env_vars": variables},
-        **more,
-    }
+    began_ms = (time.time() - 60) * 1000
+    return {"submission_id": "raydebug-1", "start_time": began_ms, "runtime_env": {"env_vars": variables}, **more}
+
+
+PAUSE: Any = {
+    "id": "3", "kind": "breakpoint", "file": "/x/train.py", "line": 7, "function": "f", "pid": 9, "since_s": 1.0,
+}  # fmt: skip
 
 
 def test_phases_of_a_training() -> None:
@@ -88,10 +89,8 @@ def test_phases_of_a_training() -> None:
         ("training", 80.0, 120.0),
         ("vLLM: compile", 47.5, 60.0),
     ]
-    assert [(step["step"], step["end_s"], step["seconds"]) for step in phases.steps] == [
-        (1, 80.0, 4.5),
-        (2, 100.0, 2.0),
-    ]
+    steps = [(step["step"], step["end_s"], step["seconds"]) for step in phases.steps]
+    assert steps == [(1, 80.0, 4.5), (2, 100.0, 2.0)]
     assert phases.steps[0]["metrics"] == {"actor/pg_loss": -0.32, "timing_s/step": 4.5}
     assert phases.steps[1]["metrics"]["critic/rewards/mean"] == 0.5
 
@@ -187,8 +186,8 @@ def test_names_of_workers_are_asked_for_once(cluster: Cluster) -> None:
     assert [sample(), sample()] == [1, 0]
     names[7] = "ray::Trainer.save"
     assert sample() == 0
-    found = {(one.process, one.node) for one in made._memory.describe()[0]}
-    assert {one for one in found if one[0] == "Trainer"} == {("Trainer", "10.0.0.1")}  # pid 7 of the other is another
+    nodes = [series.node for series in made._memory.describe()[0] if series.process == "Trainer"]
+    assert nodes == ["10.0.0.1"]  # pid 7 of the other is another
 
 
 def test_a_long_run_has_a_small_record(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
@@ -289,15 +288,13 @@ class Logs:
     """A dashboard of two nodes; the head has the file that the driver of job raydebug-1 has written."""
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Return the worker first."""
         return [{"node_id": "w", "is_head_node": False}, {"node_id": "h", "is_head_node": True}]
 
     def log_names(self, node_id: str) -> list[str]:
-        """Return the head's file."""
         return ["raydebug-profile-raydebug-1.json"] if node_id == "h" else []
 
     def log_text(self, node_id: str, name: str) -> str:
-        """Return a change whose words no reader of a log could take apart."""
+        # a change whose words no reader of a log could take apart
         assert (node_id, name) == ("h", "raydebug-profile-raydebug-1.json")
         return json.dumps([{"key": "a.b", "old": "x -> y (z)", "new": "2: 3", "why": "two\nare enough (here)"}])
 
@@ -309,18 +306,8 @@ def test_recorder(cluster: Cluster) -> None:
     made.take_log("raydebug: the profile 'debug' changes 1 settings:\n  trainer.total_training_steps: null -> 2 (two ")
     made.take_log("are enough)\n")
     made.read_changes(cast("Dashboard", Logs()))
-    pause = {
-        "id": "3",
-        "kind": "breakpoint",
-        "file": "/x/train.py",
-        "line": 7,
-        "function": "f",
-        "pid": 9,
-        "since_s": 1.0,
-    }
-    made.take_pauses([pause])
-    made.take_pauses([pause])
-    made.take_pauses([])
+    for listed in ([PAUSE], [PAUSE], []):
+        made.take_pauses(listed)
     made.end("FAILED", 1, {"kind": "ValueError", "text": "x", "who": "driver", "place": ""})
     run = load_run("raydebug-1")
     assert (run.status, run.exit_code, (run.first_error or {})["kind"]) == ("failed", 1, "ValueError")
@@ -340,9 +327,8 @@ def test_recorder(cluster: Cluster) -> None:
 def test_gateway_that_restarts(cluster: Cluster) -> None:
     """A pause that is not listed while the gateway restarts is one pause of the record, and open."""
     made = Recorder(cluster, about(), ["x"])
-    pause = {"id": "3", "kind": "breakpoint", "file": "/x.py", "line": 7, "function": "f", "pid": 9, "since_s": 1.0}
-    for listed in ([pause], [], [{**pause, "since_s": 4.0}]):
-        made.take_pauses(cast("Any", listed))
+    for listed in ([PAUSE], [], [{**PAUSE, "since_s": 4.0}]):
+        made.take_pauses(listed)
     assert made.is_paused
     made.end("SUCCEEDED", 0, None)
     assert [one.id for one in load_run("raydebug-1").pauses] == ["3"]
@@ -351,8 +337,7 @@ def test_gateway_that_restarts(cluster: Cluster) -> None:
 def test_clock_that_is_set(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wall clock that is set two hours ahead during a run moves nothing in its record."""
     made, real = Recorder(cluster, {**about(), "start_time": time.time() * 1000}, ["x"]), time.time
-    pause = {"id": "3", "kind": "breakpoint", "file": "/x.py", "line": 7, "function": "f", "pid": 9, "since_s": 1.0}
-    made.take_pauses(cast("Any", [pause]))
+    made.take_pauses([PAUSE])
     monkeypatch.setattr(time, "time", lambda: real() + 7200)
     made.end("SUCCEEDED", 0, None)
     run = load_run("raydebug-1")
