@@ -28,7 +28,7 @@ from raydebug.protocol.memory import Census, Holder
 from raydebug.protocol.questions import Nothing
 from raydebug.protocol.secrets import scrubbed
 from raydebug.worker.frame_locals import CO_OPTIMIZED, locals_of
-from raydebug.worker.frames import is_program
+from raydebug.worker.frames import is_program, start_thread
 from raydebug.worker.memory_in_use import resident_bytes
 from raydebug.worker.saved_values import type_name
 from raydebug.worker.stacks import callers, stacks_of_tasks
@@ -63,6 +63,7 @@ _NAMES_OF_MODULE = vars(types.ModuleType)["__dict__"]
 _NAMES_OF_TYPE: Any = type.__dict__["__dict__"]
 
 _running = threading.Lock()
+os.register_at_fork(after_in_child=_running._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def census(_body: Nothing) -> Callable[[Callable[..., None]], None]:
@@ -86,14 +87,7 @@ def answering(work: Callable[[], Any]) -> Callable[[Callable[..., None]], None]:
         else:
             answer(found)
 
-    return lambda answer: in_thread(lambda: run(answer))
-
-
-def in_thread(work: Callable[[], None]) -> None:
-    """Run work in a thread that the debugger leaves alone."""
-    thread = threading.Thread(target=work, name="raydebug-memory", daemon=True)
-    thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
-    thread.start()
+    return lambda answer: start_thread(run, "raydebug-memory", answer)
 
 
 def take(limit_s: float = LIMIT_S) -> Census:
@@ -365,11 +359,3 @@ def _actors() -> Iterator[tuple[str, Any]]:
     actors = attributes_of(getattr(module, "global_worker", None)).get("actors")
     for actor in list(actors.values()) if type(actors) is dict else ():
         yield _QUALNAME.__get__(type(actor)), actor
-
-
-def _become_another_process() -> None:
-    global _running
-    _running = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_become_another_process)

@@ -21,7 +21,7 @@ from raydebug.protocol.secrets import scrubbed
 from raydebug.protocol.wire import Message
 from raydebug.worker import dial_in, records
 from raydebug.worker.breakpoints import registry, runtime
-from raydebug.worker.frames import active_thread, location_of, place_of
+from raydebug.worker.frames import active_thread, location_of, place_of, start_thread
 
 if TYPE_CHECKING:  # these types cost each process 4 ms
     from raydebug.protocol.questions import Nothing
@@ -78,14 +78,7 @@ def open_channel() -> None:
         _channel.take_message()
         _channel.socket.settimeout(None)
     with contextlib.suppress(Exception):  # no memory or limit for another thread
-        _start()
-
-
-def _start(after_s: float = 0.0) -> None:
-    thread = threading.Thread(target=_serve, args=(after_s,), name="raydebug-control", daemon=True)
-    thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # pydevd's own mark for its helpers
-    thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]  # and for threads not to be listed
-    thread.start()
+        start_thread(_serve, "raydebug-control", 0.0)
 
 
 def report_set(break_ids: list[str]) -> None:
@@ -268,7 +261,7 @@ def _open_in_fork() -> None:
     if had_one:
         _opened_by = os.getpid()
         with contextlib.suppress(Exception):  # the interpreter ends, or may start no thread any more
-            _start(after_s=FORK_AFTER_S)
+            start_thread(_serve, "raydebug-control", FORK_AFTER_S)
 
 
 runtime.on_set = report_set

@@ -21,6 +21,7 @@ from raydebug.protocol import messages, wire
 from raydebug.protocol.questions import SavePauseBody
 from raydebug.protocol.snapshot import SnapshotSummary
 from raydebug.worker import dial_in
+from raydebug.worker.frames import is_debuggers, is_users, start_thread
 
 ANSWER_S = 0.75  # how long a crash waits for the answer of a busy gateway
 # How long a crash waits until its snapshot is sent: mostly 20 ms. Its process is often ended next, by itself or by Ray.
@@ -30,13 +31,11 @@ _lock = threading.Lock()
 _seen: set[str] = set()  # kinds of crash
 
 
-def note_crash(error: BaseException | None) -> None:
+def note_crash(error: BaseException) -> None:
     """Send a snapshot of an uncaught exception of a task, a thread or the program. Never raises.
 
     An exit, an interrupt, and an error that another task raised are no crashes.
     """
-    if not worker.snapshots_are_on() or error is None:
-        return
     began = time.monotonic()
     try:
         if not _is_crash(error):
@@ -93,8 +92,6 @@ def save_pause(body: SavePauseBody) -> Callable[[Callable[..., None]], None]:
 
 def _paused_frames(frame: FrameType | None) -> list[tuple[FrameType, int]]:
     """Return the frames of a paused thread, innermost first, without the debugger's."""
-    with worker.fork_guard:
-        from raydebug.worker.frames import is_debuggers, is_users
     frames: list[tuple[FrameType, int]] = []
     is_inside = True
     while frame is not None:
@@ -115,9 +112,7 @@ class _Delivery:
         self._offer = {**summary, "message": ""}  # its secrets are known once the locals are read
         self._wanted = True
         self._answered, self._given, self._done = threading.Event(), threading.Event(), threading.Event()
-        thread = threading.Thread(target=self._run, name="raydebug-snapshot", daemon=True)
-        thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
-        thread.start()
+        start_thread(self._run, "raydebug-snapshot")
 
     def is_wanted(self, limit_s: float) -> bool:
         """Return the gateway's answer; True if there is none within the limit."""
@@ -156,10 +151,5 @@ class _Delivery:
             self._on_end(reason)
 
 
-def _become_another_process() -> None:
-    global _lock
-    _lock = threading.Lock()
-    _seen.clear()
-
-
-os.register_at_fork(after_in_child=_become_another_process)
+os.register_at_fork(after_in_child=_seen.clear)
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]

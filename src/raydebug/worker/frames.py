@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -67,15 +68,22 @@ def is_debuggers(frame: FrameType) -> bool:
     return path.startswith(_OWN) or any(part in path for part in _DEBUGGER)
 
 
+def start_thread(target: Callable[..., object], name: str, *arguments: object) -> None:
+    """Run a function in a thread of ours: the debugger neither traces it nor lists it."""
+    thread = threading.Thread(target=target, name=name, args=arguments, daemon=True)
+    thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
+    thread.start()
+
+
 def active_thread() -> int:
     """Return the thread that runs the user's code: the main thread, or the one in which Ray runs an actor's methods."""
     frames = sys._current_frames()
     main = threading.main_thread().ident or 0
-    if _users_frame(frames.get(main)) is not None:
+    if users_frame(frames.get(main)) is not None:
         return main
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in frames.items():  # a thread pool of Ray's own, not started by Python
-        if ident != main and not _was_started_by_python(frame) and _users_frame(frame) is not None:
+        if ident != main and not _was_started_by_python(frame) and users_frame(frame) is not None:
             return ident
     return next((ident for ident in frames if names.get(ident, "").startswith(EVENT_LOOP)), main)
 
@@ -83,7 +91,7 @@ def active_thread() -> int:
 def location_of(ident: int) -> Location:
     """Return where a thread runs: its name, and the innermost frame of the user's, if any."""
     innermost = sys._current_frames().get(ident)
-    frame = _users_frame(innermost) or innermost
+    frame = users_frame(innermost) or innermost
     name = next((thread.name for thread in threading.enumerate() if thread.ident == ident), f"thread {ident}")
     name = name[:MAX_NAME]
     if frame is None or innermost is None:
@@ -96,7 +104,8 @@ def location_of(ident: int) -> Location:
     return location
 
 
-def _users_frame(frame: FrameType | None) -> FrameType | None:
+def users_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the nearest frame of the user's, from a frame outwards; None without one."""
     while frame is not None and not is_users(frame):
         frame = frame.f_back
     return frame

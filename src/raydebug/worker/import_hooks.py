@@ -161,13 +161,9 @@ def _hook_torch(module: ModuleType) -> None:
 
 def _widen_groups(module: ModuleType) -> None:
     if variables.GROUP_TIMEOUT in os.environ:
-        _widen_groups_on_demand(module)
+        from raydebug.worker import torch_hooks
 
-
-def _widen_groups_on_demand(module: ModuleType) -> None:
-    from raydebug.worker import torch_hooks
-
-    torch_hooks.widen_groups(module)
+        torch_hooks.widen_groups(module)
 
 
 def _keep_out_of_graphs(module: ModuleType) -> None:
@@ -233,8 +229,7 @@ def _spans_are_kept() -> bool:
 
 def _step_loggers() -> dict[str, str]:
     """Return the function of each module that logs the metrics of a step; empty without --stop-when."""
-    places = os.environ.get(variables.STEP_LOGGERS, "").split()
-    return dict(place.split(":", 1) for place in places)
+    return dict(place.split(":", 1) for place in os.environ.get(variables.STEP_LOGGERS, "").split())
 
 
 def _quietly(hook: Callable[..., None], *arguments: Any, what: str = "tripwires") -> None:
@@ -287,7 +282,9 @@ def install() -> None:
 
 def install_before_fork() -> _Finder:
     """Install the hooks that must be in place before other modules bind a module's names, in a process to fork from."""
-    finder = _Finder({"torch.distributed.distributed_c10d": _widen_groups_on_demand})
+    from raydebug.worker import torch_hooks
+
+    finder = _Finder({"torch.distributed.distributed_c10d": torch_hooks.widen_groups})
     sys.meta_path.insert(0, finder)
     return finder
 

@@ -115,12 +115,9 @@ def _words_of_exit() -> LastWords:
 
 def _place(innermost: FrameType, line: int) -> str:
     """Return the user's innermost frame, else the innermost."""
-    from raydebug.worker.frames import is_users  # each process would pay for it at its start
+    from raydebug.worker.frames import users_frame  # each process would pay for it at its start
 
-    frame: FrameType | None = innermost
-    while frame is not None and not is_users(frame):
-        frame = frame.f_back
-    frame = frame or innermost
+    frame = users_frame(innermost) or innermost
     number = line if frame is innermost else frame.f_lineno
     return f"{frame.f_code.co_filename}:{number} {frame.f_code.co_qualname}"[:2000]
 

@@ -6,12 +6,11 @@ Sources (debugpy 1.8.22, private names, held by tests/ray/test_contracts.py): `P
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -130,19 +129,28 @@ def _pause(
 
     `suspend` waits in pydevd; it gets the debugger, the thread, and pydevd's info about it.
     """
-    with suspended_threads.programs_tracer_kept(), _guard(refuse) as may_pause:
-        if not may_pause:
+    if getattr(_pausing, "now", False):
+        refuse("its thread is paused already")
+        return False
+    with suspended_threads.programs_tracer_kept():
+        _pausing.now = True
+        pydevd_session.about_to_pause.add(threading.get_ident())
+        try:
+            debugger = pydevd_session.connected_debugger(_log)
+            suspended_threads.watch_stops(debugger)
+            thread = threading.current_thread()
+            info = debugger.set_additional_thread_info(thread)
+            with suspended_threads.not_traced(info):
+                _announce(debugger, thread, {**describe(), "nth": next(_pauses)})
+                suspend(debugger, thread, info)
+            suspended_threads.trace_only_while_needed(debugger, info)
+        except Exception as error:  # noqa: BLE001 - a failure of the debugger must not harm the job
+            refuse(_log_failure(error))
             return False
-        debugger = pydevd_session.connected_debugger(_log)
-        suspended_threads.watch_stops(debugger)
-        thread = threading.current_thread()
-        info = debugger.set_additional_thread_info(thread)
-        with suspended_threads.not_traced(info):
-            _announce(debugger, thread, {**describe(), "nth": next(_pauses)})
-            suspend(debugger, thread, info)
-        suspended_threads.trace_only_while_needed(debugger, info)
-        return True
-    return False
+        finally:
+            _pausing.now = False
+            pydevd_session.about_to_pause.discard(threading.get_ident())
+    return True
 
 
 def resume(thread: threading.Thread, why: str) -> None:
@@ -158,36 +166,21 @@ def resume(thread: threading.Thread, why: str) -> None:
     pydevd_thread_lifecycle.internal_run_thread(thread, debugger.set_additional_thread_info)
 
 
-@contextlib.contextmanager
-def _guard(refuse: Callable[[str], None]) -> Iterator[bool]:
-    """Log our failures instead of raising them, and refuse a pause inside a pause of the same thread."""
-    if getattr(_pausing, "now", False):
-        refuse("its thread is paused already")
-        yield False
-        return
-    _pausing.now = True
-    pydevd_session.about_to_pause.add(threading.get_ident())
-    try:
-        yield True
-    except NoGateway as error:
-        _log(f"not paused: {error}")
-        refuse(str(error))
-    except RuntimeError as error:
-        ended = "at interpreter shutdown" in str(error)  # CPython 3.12 _threadmodule.c
-        why = "the program has ended, and Python starts no thread any more" if ended else f"RuntimeError: {error}"
+def _log_failure(error: Exception) -> str:
+    """Log why a thread is not paused, and return it; a missing debugger is logged once."""
+    why = f"{type(error).__name__}: {error}"
+    if isinstance(error, NoGateway | pydevd_session.NoDebugger):
+        why = str(error)
+    elif isinstance(error, RuntimeError) and "at interpreter shutdown" in str(error):  # CPython 3.12 _threadmodule.c
+        why = "the program has ended, and Python starts no thread any more"
+    if why not in _logged:
         _log(f"not paused: {why}")
-        refuse(why)
-    except pydevd_session.NoDebugger as error:
-        if (why := str(error)) not in _logged:
-            _logged.add(why)
-            _log(f"not paused: {error}")
-        refuse(str(error))
-    except Exception as error:  # noqa: BLE001 - a failure of the debugger must not harm the job
-        _log(f"not paused: {type(error).__name__}: {error}")
-        refuse(f"{type(error).__name__}: {error}")
-    finally:
-        _pausing.now = False
-        pydevd_session.about_to_pause.discard(threading.get_ident())
+    if isinstance(error, pydevd_session.NoDebugger):
+        _logged.add(why)
+    return why
+
+
+_logged: set[str] = set()
 
 
 def _log(text: str) -> None:
@@ -199,9 +192,6 @@ def _log(text: str) -> None:
             break
         frame = frame.f_back
     worker.log(f"{frame.f_code.co_filename}:{frame.f_lineno} {text}")
-
-
-_logged: set[str] = set()
 
 
 def _announce(debugger: Any, thread: threading.Thread, record: PauseRecord) -> None:

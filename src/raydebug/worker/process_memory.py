@@ -106,8 +106,6 @@ def note_peak(span: spans.Span, has_ended: bool) -> None:
     global _peak_kib, _peak_phase
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if peak > _peak_kib:
-        _peak_kib = peak
-        around = (
-            span.name if has_ended else next((outer.name for outer in reversed([*spans.open_spans.values()][:-1])), "")
-        )
-        _peak_phase = around[:MAX_NAME]
+        outer = [*spans.open_spans.values()][-2:-1]
+        _peak_kib, around = peak, [span] if has_ended else outer
+        _peak_phase = around[0].name[:MAX_NAME] if around else ""

@@ -188,6 +188,7 @@ def _hand_to_pydevd(connection: ReconnectingSocket) -> Any:
     import_pydevd()
     import debugpy
     import pydevd
+    from _pydevd_bundle.pydevd_api import PyDevdAPI
     from debugpy.server import api
 
     debugpy.configure(subProcess=False)  # else every child Python is injected and may block before its first line
@@ -209,20 +210,13 @@ def _hand_to_pydevd(connection: ReconnectingSocket) -> Any:
         pydevd.start_client = start_client
         sys.breakpointhook = hook  # pydevd puts its own in place
     debugger = pydevd.get_global_debugger()
-    _keep_out_of_own_code(debugger)
+    own = os.path.dirname(os.path.abspath(__file__)) + os.sep  # excluded from steps, as is what calls it
+    PyDevdAPI().set_dont_trace_start_end_patterns(debugger, (own,), ("contextlib.py",))
     resume_fast()
     say_request.register()
     suspended_threads.track(debugger)
     _wait_until_attached(debugger)
     return debugger
-
-
-def _keep_out_of_own_code(debugger: Any) -> None:
-    """Exclude this package from steps, and contextlib, through which it is called."""
-    from _pydevd_bundle.pydevd_api import PyDevdAPI
-
-    own = os.path.dirname(os.path.abspath(__file__)) + os.sep
-    PyDevdAPI().set_dont_trace_start_end_patterns(debugger, (own,), ("contextlib.py",))
 
 
 def _count_paused_as_alive(pydevd: Any) -> None:

@@ -57,20 +57,15 @@ def describe_process() -> ProcessRecord:
         "node_id": _get(context, "node_id") if context else inherited.get("node_id"),
         "worker_id": _get(context, "worker_id") if context else inherited.get("worker_id"),
         # A fork of the driver has its parent's mode, too.
-        "is_driver": context is not None and _quietly(_is_driver),
+        "is_driver": context is not None
+        and _quietly(lambda: _ray_worker().mode == sys.modules["ray._private.worker"].SCRIPT_MODE),
     }
-
-
-def _is_driver() -> bool:
-    return bool(_ray_worker().mode == sys.modules["ray._private.worker"].SCRIPT_MODE)
 
 
 def describe_ray_process() -> RayIds | None:
     """Return the ids to export to children; None if this process is no worker that runs the user's code."""
     context = _ray_context()
-    if context is None:
-        return None
-    if type(_actor_instance()).__module__ == STARTS_DRIVERS:
+    if context is None or type(_actor_instance()).__module__ == STARTS_DRIVERS:
         return None
     about = describe_process()
     return {

@@ -31,6 +31,7 @@ MAX_OBJECTS = 10_000  # of all threads: 0.6 MB of an answer
 TASK_SETS = ("_all_tasks", "_scheduled_tasks", "_eager_tasks")
 # Of a Cython coroutine of Ray; of an async generator in `async for`.
 WRAPPERS = ("coroutine_wrapper", "async_generator_asend")
+NATIVE = (GetSetDescriptorType, MemberDescriptorType)
 _Stack = TypeVar("_Stack", bound="tuple[Any, int, list[FrameType]]")
 _WORLD = "WORLD_SIZE"  # torch/distributed/run.py; verl 0.9.1 single_controller/base/worker.py
 
@@ -103,7 +104,7 @@ def stacks_for(body: StacksBody) -> StacksRecord:
 def frames_of(body: FramesBody) -> FramesRecord:
     """Return the frames that digests stand for."""
     known = {digest: frames for sent in _sent for digest, frames in sent.items() if digest in body["digests"]}
-    return {"known": [{"digest": digest, "frames": known[digest]} for digest in known]}
+    return {"known": [{"digest": digest, "frames": frames} for digest, frames in known.items()]}
 
 
 def _of_each_kind(stacks: list[_Stack], limit: int) -> list[_Stack]:
@@ -132,17 +133,15 @@ def _shorten(frames: list[FrameType]) -> list[FrameType]:
 
 
 def _describe(name: str, frames: list[FrameType], owner: Any) -> ThreadStack:
-    stack: ThreadStack = {"name": name[:MAX_NAME], "frames": [_place(frame) for frame in frames]}
-    for place, frame in zip(stack["frames"], frames, strict=True):
-        if frame is frames[0] or (is_users(frame) and "-packages/" not in frame.f_code.co_filename):
-            place["text"] = source.line_at(frame.f_code.co_filename, frame.f_lineno or 0)
+    stack: ThreadStack = {"name": name[:MAX_NAME], "frames": []}
+    for frame in frames:
+        file, line = frame.f_code.co_filename, frame.f_lineno or 0
+        place: StackFrame = {"file": file, "line": line, "function": frame.f_code.co_qualname[:MAX_NAME]}
+        if frame is frames[0] or (is_users(frame) and "-packages/" not in file):
+            place["text"] = source.line_at(file, line)
+        stack["frames"].append(place)
     note_waits(stack, frames, owner)
     return stack
-
-
-def _place(frame: FrameType) -> StackFrame:
-    code = frame.f_code
-    return {"file": code.co_filename, "line": frame.f_lineno or 0, "function": code.co_qualname[:MAX_NAME]}
 
 
 def stacks_of_tasks() -> Iterator[tuple[Any, int, list[FrameType]]]:
@@ -170,15 +169,13 @@ def _awaiting(coroutine: Any) -> Iterator[FrameType]:
     for _ in range(MAX_AWAITED):
         if type(coroutine).__name__ in WRAPPERS:
             coroutine = gc.get_referents(coroutine)[0]
-        prefix = next((kind for kind in ("cr", "gi", "ag") if _is_native(type(coroutine), f"{kind}_frame")), None)
+        members = vars(
+            type(coroutine)
+        )  # one of C code is of Python's own coroutines or Cython's; others are the user's
+        prefix = next((kind for kind in ("cr", "gi", "ag") if type(members.get(f"{kind}_frame")) in NATIVE), None)
         if prefix is None:
             return
         frame = getattr(coroutine, f"{prefix}_frame")
         if frame is not None:
             yield frame
         coroutine = getattr(coroutine, f"{prefix}_yieldfrom" if prefix == "gi" else f"{prefix}_await", None)
-
-
-def _is_native(kind: type, attribute: str) -> bool:
-    """Return whether an attribute is one of C code, of Python's own coroutines or Cython's; others are the user's."""
-    return type(vars(kind).get(attribute)) in (GetSetDescriptorType, MemberDescriptorType)

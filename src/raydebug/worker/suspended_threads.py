@@ -83,9 +83,8 @@ class SuspendedThreads:
             self._announced.discard(thread_id)
         else:  # a step or a line breakpoint: its record has another location
             record = self._records.setdefault(thread_id, {"kind": "breakpoint"})
-            record.pop("file", None)
-            record.pop("line", None)
-            record.pop("function", None)
+            for name in ("file", "line", "function"):
+                record.pop(name, None)
         self._stops[thread_id] = body
 
     def _replay(self) -> None:
@@ -139,36 +138,30 @@ def watch_stops(debugger: Any) -> None:
     if getattr(debugger, "_raydebug_tracks", False):
         return
     debugger._raydebug_tracks = True
+    from _pydevd_bundle.pydevd_constants import STATE_RUN
+
     suspended, wait = suspended_by(debugger), debugger.do_wait_suspend
     report_to_ray: Callable[[bool], None] = lambda begins: None  # noqa: E731
     if records.is_ray_process():
         report_to_ray = _ray_reporter(sys.modules["ray._private.worker"].global_worker)
 
     def do_wait_suspend(thread: threading.Thread, *args: Any, **kwargs: Any) -> Any:
-        thread_id = dap_id(thread)
+        thread_id, info = dap_id(thread), thread.additional_info  # type: ignore[attr-defined]
         suspended.begins(thread_id)
         report_to_ray(True)
         try:
             return wait(thread, *args, **kwargs)
         except BaseException as error:  # Ray raises KeyboardInterrupt in the thread of a task that is cancelled
-            _mark_running(thread.additional_info)  # type: ignore[attr-defined]
+            info.pydev_state, info.pydev_step_cmd = STATE_RUN, -1
             suspended.broken_off(thread_id, f"{type(error).__name__} was raised in it: the task is cancelled, or ended")
             raise
         finally:
             report_to_ray(False)
-            info: Any = thread.additional_info  # type: ignore[attr-defined]
             suspended.ends(thread_id, steps=info.pydev_step_cmd != -1)
             if info.pydev_step_cmd == -1:  # it may end a step, in a loop that never returns to pause_at
                 trace_only_while_needed(debugger, info)
 
     debugger.do_wait_suspend = do_wait_suspend
-
-
-def _mark_running(info: Any) -> None:
-    from _pydevd_bundle.pydevd_constants import STATE_RUN
-
-    info.pydev_state = STATE_RUN
-    info.pydev_step_cmd = -1
 
 
 def _ray_reporter(worker: Any) -> Callable[[bool], None]:
@@ -198,6 +191,7 @@ def _ray_reporter(worker: Any) -> Callable[[bool], None]:
 # Tracing
 
 _lock = threading.Lock()  # from Python 3.12 on one switch turns the tracing of all threads on and off
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -290,11 +284,3 @@ def _monitor(debugger: Any, *, here: bool) -> None:
             monitoring.restart_events()
         elif not suspended_by(debugger).any():
             monitoring.stop_monitoring(all_threads=True)
-
-
-def _forget_lock_of_parent() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_lock_of_parent)

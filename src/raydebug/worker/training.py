@@ -142,7 +142,10 @@ def _oldest(found: Iterable[Any]) -> list[Any]:
 
 def _samples_of_agents(stacks: Sequence[_Stack]) -> Iterator[OpenSample]:
     """Yield the samples of an agent worker: one task for each, and one for each of its tools."""
-    tools = {id(local["self"]): (local, stack) for stack in stacks if (local := _locals(stack, "_call_tool"))}
+    tools: dict[int, tuple[dict[str, Any], _Stack]] = {}
+    for stack in stacks:
+        if (at := _at(stack, "/agent_loop", "_call_tool")) is not None and (local := locals_of(stack.frames[at])):
+            tools[id(local["self"])] = local, stack
     for stack in stacks:
         at = _at(stack, "/agent_loop", "_run_agent_loop")
         if at is None:
@@ -171,11 +174,6 @@ def _samples_of_agents(stacks: Sequence[_Stack]) -> Iterator[OpenSample]:
         if url := url_of(where.frames):
             sample["url"] = url
         yield sample
-
-
-def _locals(stack: _Stack, function: str) -> dict[str, Any] | None:
-    at = _at(stack, "/agent_loop", function)
-    return None if at is None else locals_of(stack.frames[at])
 
 
 def _samples_of_buffer(stacks: Sequence[_Stack]) -> Iterator[OpenSample]:

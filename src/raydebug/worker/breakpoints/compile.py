@@ -112,7 +112,7 @@ def _first_on_line(tree: ast.Module, line: int) -> tuple[list[ast.stmt], int]:
                 found = (first_line, body, index)
     if found is None:
         raise NoSuchPlace(f"no statement on line {line} or after it")
-    return found[1], found[2]
+    return found[1:]
 
 
 def _first_line(statement: ast.stmt) -> int:
@@ -126,11 +126,11 @@ def _after_opening(body: list[ast.stmt], index: int) -> int:
     A call in front of a docstring would remove the docstring; an import from `__future__` after it is a SyntaxError,
     and so is a `global` for a name of its condition.
     """
-    while index < len(body) and (
-        _is_docstring(body[index])
-        or isinstance(body[index], ast.Global | ast.Nonlocal)
-        or getattr(body[index], "module", "") == "__future__"
-    ):
+    for statement in body[index:]:
+        text = getattr(statement.value, "value", None) if isinstance(statement, ast.Expr) else None
+        is_passed = isinstance(text, str) or isinstance(statement, ast.Global | ast.Nonlocal)
+        if not is_passed and getattr(statement, "module", "") != "__future__":
+            break
         index += 1
     return index
 
@@ -161,11 +161,6 @@ def _body_of(tree: ast.Module, function: str) -> list[ast.stmt]:
         raise NoSuchPlace(f"'{function}' is a class; name a method of it")
     body: list[ast.stmt] = scope.body
     return body
-
-
-def _is_docstring(statement: ast.stmt) -> bool:
-    value = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def site_name(break_id: str) -> str:
