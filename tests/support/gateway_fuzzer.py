@@ -235,7 +235,7 @@ class Fuzzer:
         messages, mine = _messages(reader), wire.new_nonce()
         writer.write(wire.encode(wire.event(1, "hello", hello(mine))))
         answer = await anext(messages)
-        proof = wire.process_proof(TOKEN, mine, answer["body"]["nonce"])
+        proof = wire.proof(TOKEN, wire.AS_PROCESS, mine, answer["body"]["nonce"])
         about = {"pid": 4_000_000, "instance": self._chance.choice(["a", "b", "c"])}
         if self._chance.random() < 0.2:
             about |= self._record(records.ProcessRecord, about)
@@ -345,7 +345,7 @@ class Fuzzer:
 
 def hello(nonce: str) -> dict[str, Any]:
     """Return the body of the first message of a process that holds the token."""
-    return {"nonce": nonce, "version": 1, "proof": wire.hello_proof(TOKEN, nonce)}
+    return {"nonce": nonce, "version": 1, "proof": wire.proof(TOKEN, wire.AS_HELLO, nonce)}
 
 
 async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[wire.Message]:

@@ -201,13 +201,13 @@ def test_dial_ins_of_many_processes(gateway):
     async def dial():
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.dial_port)
         mine = wire.new_nonce()
-        hello = {"nonce": mine, "proof": wire.hello_proof(TOKEN, mine)}
+        hello = {"nonce": mine, "proof": wire.proof(TOKEN, wire.AS_HELLO, mine)}
         writer.write(wire.encode(wire.event(1, "hello", hello)))
         decoder, messages = wire.Decoder(), []
         while not messages:
             messages = decoder.feed(await reader.read(4096))
         theirs = messages[0]["body"]["nonce"]
-        proof = {"proof": wire.process_proof(TOKEN, mine, theirs), "purpose": "control", "process": {"pid": 1}}
+        proof = {"proof": wire.proof(TOKEN, wire.AS_PROCESS, mine, theirs), "purpose": "control", "process": {"pid": 1}}
         writer.write(wire.encode(wire.event(2, "proof", proof)))
         answer = decoder.feed(await reader.read(4096))
         writer.close()
@@ -248,10 +248,10 @@ def test_first_packet_without_a_proof(gateway, hello):
 def test_dial_in_with_a_recorded_first_packet(gateway):
     """S7: a recorded first packet is not enough: the next proof is refused, no record is left; it is accepted once."""
     nonce = wire.new_nonce()
-    hello = wire.event(1, "hello", {"nonce": nonce, "proof": wire.hello_proof(TOKEN, nonce)})
+    hello = wire.event(1, "hello", {"nonce": nonce, "proof": wire.proof(TOKEN, wire.AS_HELLO, nonce)})
     forged = wire.event(2, "proof", {"proof": "0" * 64, "process": {"pid": 1}})
     answer, refused = say_to_dial_port(gateway, hello, forged)
-    assert answer["body"]["proof"] == wire.gateway_proof(TOKEN, nonce, answer["body"]["nonce"])
+    assert answer["body"]["proof"] == wire.proof(TOKEN, wire.AS_GATEWAY, nonce, answer["body"]["nonce"])
     assert refused["body"] == {"reason": "wrong token"}
     (again,) = say_to_dial_port(gateway, hello)
     assert again["body"] == {"reason": "its first packet was sent before"}

@@ -13,7 +13,7 @@ import pytest
 from raydebug.client import gateway_client
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
-from raydebug.protocol import client_handshake
+from raydebug.protocol import client_handshake, wire
 from raydebug.protocol.records import BreakpointSpec
 
 TOKEN, NONCE = "t" * 64, "a" * 64
@@ -31,10 +31,12 @@ def _answering(answer: bytes, asked: list[bytes], folder: Path) -> Iterator[Clus
                 connection, _ = server.accept()
                 with connection:
                     theirs, _ = client_handshake.words(connection.recv(65536))
-                    proof = client_handshake.gateway_proof(TOKEN, theirs, NONCE)
+                    proof = wire.proof(TOKEN, client_handshake.AS_GATEWAY, theirs, NONCE)
                     connection.sendall(client_handshake.line(NONCE, proof))
                     mine, _, request = connection.recv(65536).partition(client_handshake.END)
-                    assert client_handshake.words(mine) == [client_handshake.client_proof(TOKEN, theirs, NONCE)]
+                    assert client_handshake.words(mine) == [
+                        wire.proof(TOKEN, client_handshake.AS_CLIENT, theirs, NONCE)
+                    ]
                     asked.append(request)
                     connection.sendall(answer)
 

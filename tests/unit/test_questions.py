@@ -278,7 +278,9 @@ def asked(tmp_path: Path) -> Iterator[Any]:
             gateway = Asked(connection)
             theirs = gateway.receive()["body"]["nonce"]
             mine = wire.new_nonce()
-            gateway.send(wire.event(1, "proof", {"nonce": mine, "proof": wire.gateway_proof("t" * 64, theirs, mine)}))
+            gateway.send(
+                wire.event(1, "proof", {"nonce": mine, "proof": wire.proof("t" * 64, wire.AS_GATEWAY, theirs, mine)})
+            )
             assert gateway.receive()["event"] == "proof"
             gateway.send(wire.event(2, "welcome"))
             known = gateway.receive()

@@ -38,7 +38,7 @@ class HostileProcess:
         mine = wire.new_nonce()
         self.send("hello", hello(mine))
         theirs = (await self.receive())["body"]["nonce"]
-        proof = wire.process_proof(TOKEN, mine, theirs)
+        proof = wire.proof(TOKEN, wire.AS_PROCESS, mine, theirs)
         self.send("proof", {"proof": proof, "purpose": self._purpose, "process": self._about})
         return str((await self.receive())["event"])
 

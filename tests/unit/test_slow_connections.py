@@ -97,7 +97,9 @@ def test_s9_first_packet_is_read_before_others_displace_it(gateway):
         many = [connect(gateway) for _ in range(200)]
         nonce = wire.new_nonce()
         own = connect(gateway)
-        own.sendall(wire.encode(wire.event(1, "hello", {"nonce": nonce, "proof": wire.hello_proof(TOKEN, nonce)})))
+        own.sendall(
+            wire.encode(wire.event(1, "hello", {"nonce": nonce, "proof": wire.proof(TOKEN, wire.AS_HELLO, nonce)}))
+        )
         many += [connect(gateway) for _ in range(MAX_UNPROVEN + 100)]
     finally:
         gateway.process.send_signal(signal.SIGCONT)

@@ -51,10 +51,7 @@ def resolve_breaks(
     for spec in breaks:
         if "cause" in spec:
             raise UsageError(
-                f"--break {spec['where']} names nothing",
-                cause=spec["cause"],
-                fix=spec["fix"],
-                code="break.nothing",
+                f"--break {spec['where']} names nothing", cause=spec["cause"], fix=spec["fix"], code="break.nothing"
             )
     for spec, (_, policy) in zip(breaks, specs, strict=True):
         spec["policy"] = policy
@@ -130,10 +127,8 @@ def _read_condition(condition: str, policy: Policy, text: str) -> None:
         policy["log"] = _template(value, text)
     elif separator and name == "rank":
         policy["rank"] = sorted({*policy.get("rank", []), *_ranks(value, text)})
-    elif separator and name == "every":
-        policy["every"] = _count(name, value, text)
-    elif separator and name == "max":
-        policy["max"] = _count(name, value, text)
+    elif separator and (name == "every" or name == "max"):
+        policy[name] = _count(name, value, text)
     elif separator and name == "timeout":
         policy["timeout_s"] = _seconds(value, text)
     else:

@@ -59,11 +59,7 @@ class GatewayStatus(TypedDict):
 
 
 def request(
-    cluster: Cluster,
-    method: str,
-    path: str,
-    body: Mapping[str, object] | None = None,
-    timeout_s: float = TIMEOUT_S,
+    cluster: Cluster, method: str, path: str, body: Mapping[str, object] | None = None, timeout_s: float = TIMEOUT_S
 ) -> dict[str, Any]:
     """Send one request, once each side has proved to hold the token, and return the JSON document of the response.
 
@@ -196,10 +192,8 @@ def ask_processes(
         RaydebugError: the gateway does not answer, refuses the token, or does not know the question.
     """
     asked = {"body": body, "job": job, "only": [*only], "timeout_s": timeout_s}
-    path = f"/processes/{question.name}"
-    answers: list[ListedAnswer[Answer]] = request(cluster, "POST", path, asked, PROCESSES_TIMEOUT_S + timeout_s)[
-        "processes"
-    ]
+    found = request(cluster, "POST", f"/processes/{question.name}", asked, PROCESSES_TIMEOUT_S + timeout_s)
+    answers: list[ListedAnswer[Answer]] = found["processes"]
     return answers
 
 

@@ -63,11 +63,7 @@ class Gateway:
     """The server of one cluster."""
 
     def __init__(
-        self,
-        token: str,
-        pause_limit_s: float = LIMIT_S,
-        hosts: tuple[str, ...] = (),
-        numbers: Numbers | None = None,
+        self, token: str, pause_limit_s: float = LIMIT_S, hosts: tuple[str, ...] = (), numbers: Numbers | None = None
     ) -> None:
         numbers = numbers or Numbers()
         self.board = Board(numbers)

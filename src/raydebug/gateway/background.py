@@ -6,7 +6,8 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from raydebug.protocol.listings import GatewayTask
 
@@ -15,6 +16,15 @@ log = logging.getLogger("raydebug.gateway")
 FIRST_WAIT_S, MOST_WAIT_S = 1.0, 60.0  # before a background task is restarted
 RESET_AFTER_S = 60.0  # after a task has run this long, the back-off starts again at the shortest wait
 MAX_REASON = 300  # characters
+
+_kept: set[asyncio.Task[Any]] = set()  # until they end: an event loop itself keeps none alive
+
+
+def keep(work: Coroutine[Any, Any, Any]) -> None:
+    """Run a coroutine to its end, in a task of its own."""
+    task = asyncio.ensure_future(work)
+    _kept.add(task)
+    task.add_done_callback(_kept.discard)
 
 
 class Background:

@@ -21,32 +21,19 @@ MAX_CLAIMS = 1000
 
 @dataclass(eq=False)
 class Pause:
-    """A suspended thread of a process that waits for a debugger.
+    """A suspended thread of a process that waits for a debugger. Times are seconds of time.monotonic()."""
 
-    Args:
-        id: short, and of no other pause in the life of the cluster (numbers.py).
-        process: the thread's process.
-        thread_id: the thread, as pydevd numbers it.
-        record: the process's description of the pause (protocol/records.py).
-        stopped: body of pydevd's last `stopped` event; None once pydevd has confirmed that the thread runs.
-        announced: the process has sent the record, and the `stopped` event is still to come.
-        located: the record has the current location; without one the pause is not listed.
-        since: start of the pause, in seconds of time.monotonic().
-        expires_at: when the pause is resumed for want of a client, in seconds of time.monotonic().
-        reserved: a client has requested the pause and is about to be assigned to it.
-        first: the pause to which its client attached, when later pauses were assigned to that client; else itself.
-    """
-
-    id: str
+    id: str  # short, and of no other pause in the life of the cluster (numbers.py)
     process: Process
-    thread_id: int
-    record: PauseRecord
-    stopped: Message | None = None
-    announced: bool = False
-    located: bool = True
+    thread_id: int  # as pydevd numbers it
+    record: PauseRecord  # the process's description of the pause
+    stopped: Message | None = None  # body of pydevd's last `stopped`; None once it has confirmed that the thread runs
+    announced: bool = False  # the process has sent the record, and the `stopped` event is still to come
+    located: bool = True  # the record has the current location; without one the pause is not listed
     since: float = field(default_factory=time.monotonic)
-    expires_at: float | None = None
-    reserved: bool = False
+    expires_at: float | None = None  # when it is resumed for want of a client
+    reserved: bool = False  # a client has requested it and is about to be assigned to it
+    # The pause to which its client attached, when later pauses were assigned to that client; else itself.
     first: Pause = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

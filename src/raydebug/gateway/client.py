@@ -26,21 +26,13 @@ MAX_UNPROVEN_BYTES = 4 * 1024
 
 @dataclass
 class Services:
-    """What all clients of a gateway share.
+    """What all clients of a gateway share."""
 
-    Args:
-        token: the cluster's token.
-        board: the cluster's pauses.
-        pause_requests: pauses running processes.
-        throttle: delays answers to wrong tokens.
-        roots: the root sessions of editors, by id.
-    """
-
-    token: str
+    token: str  # the cluster's
     board: Board
     pause_requests: PauseRequests
     throttle: AuthThrottle
-    roots: dict[str, RootSession] = field(default_factory=dict)
+    roots: dict[str, RootSession] = field(default_factory=dict)  # of editors, by id
 
 
 class Client:
@@ -66,7 +58,8 @@ class Client:
         self._board = services.board
         self._reader = reader
         self._to = Connection(reader, writer, self._cut_off)
-        self._forwarder = Forwarder(self._to, services.board, self._note_continued)
+        on_continued: Callable[[Pause], None] = lambda pause: logs.audit("resume", self.title, pause)  # noqa: E731
+        self._forwarder = Forwarder(self._to, services.board, on_continued)
         self._on_proven = on_proven
         self._has_proved = has_proved
         self._proven = False
@@ -147,7 +140,7 @@ class Client:
             self._to.answer(message)
             return False
         elif not self._proven:
-            raise client_requests.not_proven(command)
+            raise Refused("auth.first", f"'{command}' before 'attach'", "send 'attach' with the token")
         elif self._root is not None:
             self._root.take(message)
         elif command == "configurationDone":
@@ -157,7 +150,7 @@ class Client:
         elif command in client_requests.FORWARDED:
             self._forwarder.forward(message, command, dict(arguments), self._board.pause_of(self))
         else:
-            raise client_requests.unknown(command)
+            raise Refused("request.unknown", f"'{command}' is not offered here", "leave it out")
         return True
 
     def _attach(self, message: Message, arguments: Message) -> None:
@@ -190,7 +183,11 @@ class Client:
 
     def _become_root(self, message: Message, arguments: Message) -> None:
         if not self._starts_sessions:
-            raise client_requests.no_child_sessions()
+            fix = (
+                'attach to one pause: "target": "3" (an id of `raydebug paused`), or "target": "next" for the next one'
+            )
+            text = "this client does not offer startDebugging, so that no session of a pause could be opened in it"
+            raise Refused("attach.no-child-sessions", text, fix)
         self._root = RootSession(self._to, self._board, arguments, self._to.own_address)
         self._services.roots[self._root.id] = self._root
         logs.audit("watch", self.title, job=arguments.get("job"), ranks=arguments.get("ranks"))
@@ -227,13 +224,12 @@ class Client:
     def _find(self, pause_id: str, *, steal: bool) -> Pause:
         pause = self._board.get(pause_id)
         if pause is None:
-            reason = self._board.why_ended(pause_id)
-            if reason is None and self._board.was_given(pause_id):
+            if (reason := self._board.why_ended(pause_id)) is not None:
+                raise Refused("pause.ended", f"pause {pause_id} has ended: {reason}", LOOK)
+            if self._board.was_given(pause_id):
                 why = "it has ended, or its process has not dialled in again since the gateway restarted"
                 raise Refused("pause.ended", f"pause {pause_id} is not here: {why}", LOOK)
-            if reason is None:
-                raise Refused("pause.unknown", f"there is no pause '{pause_id[:40]}'", LOOK)
-            raise Refused("pause.ended", f"pause {pause_id} has ended: {reason}", LOOK)
+            raise Refused("pause.unknown", f"there is no pause '{pause_id[:40]}'", LOOK)
         holder = self._board.holder(pause)
         if holder is not None:
             held = f"{holder.name} has held pause {pause_id} for {self._board.held_s(pause):.0f} s"
@@ -265,9 +261,6 @@ class Client:
         pause = self._board.pause_of(self)
         if self._configured and pause is not None and pause.stopped is not None:
             self._to.send(wire.event(0, "stopped", {**pause.stopped, "pause": self._board.describe(pause)}))
-
-    def _note_continued(self, pause: Pause) -> None:
-        logs.audit("resume", self.title, pause)
 
     # The end
 

@@ -26,12 +26,8 @@ SUPPORTED = (
     *("supportsConfigurationDoneRequest", "supportsConditionalBreakpoints", "supportsHitConditionalBreakpoints"),
     *("supportsFunctionBreakpoints", "supportsLogPoints", "supportsEvaluateForHovers", "supportsClipboardContext"),
     *("supportsSetVariable", "supportsSetExpression", "supportsCompletionsRequest", "supportsExceptionInfoRequest"),
-    *(
-        "supportsStepInTargetsRequest",
-        "supportsModulesRequest",
-        "supportsDelayedStackTraceLoading",
-        "supportsValueFormattingOptions",
-    ),
+    *("supportsStepInTargetsRequest", "supportsModulesRequest", "supportsDelayedStackTraceLoading"),
+    "supportsValueFormattingOptions",
 )
 RESUMING = frozenset({"continue", "next", "stepIn", "stepOut"})
 
@@ -74,37 +70,9 @@ def missing_token() -> Refused:
     return Refused(MISSING_TOKEN, "no token was sent", fix)
 
 
-def no_child_sessions() -> Refused:
-    """Return the refusal of target `all` to a client without `startDebugging`."""
-    fix = 'attach to one pause: "target": "3" (an id of `raydebug paused`), or "target": "next" for the next one'
-    text = "this client does not offer startDebugging, so that no session of a pause could be opened in it"
-    return Refused("attach.no-child-sessions", text, fix)
-
-
-def not_proven(command: str) -> Refused:
-    """Return the refusal of a request that came before the token."""
-    return Refused("auth.first", f"'{command}' before 'attach'", "send 'attach' with the token")
-
-
 def process_gone() -> Refused:
     """Return the refusal of a request to a process that has ended."""
     return Refused("pause.gone", "the process has ended", LOOK)
-
-
-def not_paused(thread_id: object) -> Refused:
-    """Return the refusal of a step or `continue` for a thread that is not paused."""
-    fix = "resume a thread that `stopped` has named, or leave the threadId out"
-    return Refused("request.not-paused", f"thread {thread_id} of the process is not paused", fix)
-
-
-def failed(why: str) -> Refused:
-    """Return the refusal of a request that the process could not answer."""
-    return Refused("request.failed", why, "stop the thread first, then ask again")
-
-
-def unknown(command: str) -> Refused:
-    """Return the refusal of a request that is not forwarded to processes."""
-    return Refused("request.unknown", f"'{command}' is not offered here", "leave it out")
 
 
 def malformed(why: str) -> Refused:

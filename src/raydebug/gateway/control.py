@@ -38,6 +38,10 @@ HOLDERS = 3  # of the same frames, asked for them one after the other
 # The actor in which Ray runs a job's driver (ray 2.60.0 dashboard/modules/job/common.py): not the user's, though it has
 # the job's environment. Held by tests/ray/test_contracts.py.
 JOB_ACTOR = "_ray_internal_job_actor_"
+LISTED_OF_STACKS: dict[str, type[list[Any] | float]] = {
+    "threads": list, "left_out": int, "calls": list, "collectives": list, "listens": list, "pipes": list,
+    "children_cpu_s": float, "io_bytes": int,
+}  # fmt: skip
 STACKS_OF = [name for name in LISTED if name in ListedStacks.__annotations__]
 
 
@@ -99,14 +103,7 @@ def _list_stacks(channel: ControlChannel, record: StacksRecord | None) -> Listed
         "world": record.get("world") if record else None,
         "state": messages.ANSWERED if record else messages.SILENT,
         "age_s": 0.0 if record else None,
-        "threads": record.get("threads", []) if record else [],
-        "left_out": record.get("left_out", 0) if record else 0,
-        "calls": record.get("calls", []) if record else [],
-        "collectives": record.get("collectives", []) if record else [],
-        "listens": record.get("listens", []) if record else [],
-        "pipes": record.get("pipes", []) if record else [],
-        "children_cpu_s": record.get("children_cpu_s", 0.0) if record else 0.0,
-        "io_bytes": record.get("io_bytes", 0) if record else 0,
+        **{name: (record or {}).get(name, kind()) for name, kind in LISTED_OF_STACKS.items()},
     }
 
 

@@ -16,9 +16,10 @@ import select
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import cast
 
+from raydebug.gateway.background import keep
 from raydebug.gateway.channel import ControlChannel, NoAnswer
 from raydebug.protocol import node_facts
 from raydebug.protocol.death import MAX_ENDED, EndedProcess, Kill
@@ -44,18 +45,16 @@ class Ended:
         self._handles: dict[ControlChannel, int] = {}
         self._raylets: dict[int, int] = {}  # pidfds, by process id
         self._kills: dict[tuple[str, int], Kill] = {}  # the last one of each process
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def of_job(self, job: str, after: int = 0) -> list[EndedProcess]:
         """Return the ended processes of a job with a higher number, in the order of their ends; all that are back."""
-        found = [
-            process for process in self._by_job.get(job, ()) if process["number"] > after or process.get("is_back")
-        ]
-        return sorted(found, key=lambda one: one["at"])
+        ended = self._by_job.get(job, ())
+        found = [process for process in ended if process["number"] > after or process.get("is_back")]
+        return sorted(found, key=lambda process: process["at"])
 
     def watch(self, channel: ControlChannel) -> None:
         """Hold a process of this machine, and its raylet; note that one is back that had only lost its connection."""
-        self._keep_task(_describe(channel))
+        keep(_describe(channel))
         for process in itertools.chain.from_iterable(self._by_job.values()):
             if process["instance"] == channel.instance:
                 process["is_back"] = True
@@ -84,12 +83,7 @@ class Ended:
 
     def note(self, channel: ControlChannel) -> None:
         """Gather what is known of a process whose channel has ended."""
-        self._keep_task(self._gather(channel, time.time()))
-
-    def _keep_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        keep(self._gather(channel, time.time()))
 
     async def _gather(self, channel: ControlChannel, at: float) -> None:
         handle = self._handles.pop(channel, None)
@@ -111,26 +105,22 @@ class Ended:
         ended["alone"] = not self._peers(birth.get("ns", ""))  # of a node that is lost, all have ended by now
         kill = self._kills.pop(_key(channel), Kill())
         ended["kill"] = kill if at - kill.get("at", 0.0) < KILLED_WITHIN_S else Kill()
-        is_worker = node_facts.RAY_WORKER in str(
-            about.get("argv")
-        )  # its status is 0 after `sys.exit(3)`: only Ray knows the code
+        # Of a Ray worker the status is 0 after `sys.exit(3)`: only Ray knows the code.
+        is_worker = node_facts.RAY_WORKER in str(about.get("argv"))
         if status != 0 or is_worker or not channel.words:
             self._keep(ended)
 
     async def _node_facts(self, channel: ControlChannel) -> NodeFacts:
-        pid, cgroup, started = (
-            channel.about.get("pid") or 0,
-            channel.birth.get("cgroup", ""),
-            channel.birth.get("started", 0),
-        )
-        if channel.birth.get("ns") == self._here:
+        birth, pid = channel.birth, channel.about.get("pid") or 0
+        cgroup, started, raylet_pid = birth.get("cgroup", ""), birth.get("started", 0), birth.get("raylet", 0)
+        if birth.get("ns") == self._here:
             facts = await asyncio.to_thread(node_facts.node_facts, pid, cgroup, started)
-            raylet = self._raylets.get(channel.birth.get("raylet", 0))
+            raylet = self._raylets.get(raylet_pid)
             if raylet is not None and await _ends(raylet, 0.0):
-                status = _status(raylet, channel.birth.get("raylet", 0))
+                status = _status(raylet, raylet_pid)
                 facts["raylet"] = "ended" if status is None else str(status)
             return facts
-        for peer in self._peers(channel.birth.get("ns", ""))[:2]:
+        for peer in self._peers(birth.get("ns", ""))[:2]:
             answer = await peer.ask(NODE, NodeBody(pid=pid, cgroup=cgroup, started=started), ANSWER_S)
             if not isinstance(answer, NoAnswer):
                 return answer

@@ -152,7 +152,9 @@ class Forwarder:
                 arguments["singleThread"] = True
             resumed = self._board.of_thread(process, arguments["threadId"])
             if resumed is None:  # given the id of a frame, pydevd ends the session and the thread runs on
-                raise client_requests.not_paused(arguments["threadId"])
+                fix = "resume a thread that `stopped` has named, or leave the threadId out"
+                cause = f"thread {arguments['threadId']} of the process is not paused"
+                raise Refused("request.not-paused", cause, fix)
         stop = resumed.stopped if resumed is not None else None
         future = process.session.send(command, arguments)
         self._in_flight += 1
@@ -193,7 +195,8 @@ class Forwarder:
             try:
                 self._to.answer(message, await ask())
             except (RequestFailed, ConnectionLost, TimeoutError) as error:
-                self._to.refuse(message, client_requests.failed(str(error) or "there was no response in time"))
+                cause, fix = str(error) or "there was no response in time", "stop the thread first, then ask again"
+                self._to.refuse(message, Refused("request.failed", cause, fix))
             finally:
                 self._in_flight -= 1
                 self._answered.set()

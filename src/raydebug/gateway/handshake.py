@@ -32,9 +32,10 @@ class ClientAuthentication:
         """
         loop, mine = asyncio.get_running_loop(), wire.new_nonce()
         theirs, proof = (*client_handshake.words(first), "", "")[:2]
-        if not wire.is_nonce(theirs) or not wire.is_same(client_handshake.hello_proof(self._token, theirs), proof):
+        expected = wire.proof(self._token, client_handshake.AS_HELLO, theirs)
+        if not wire.is_nonce(theirs) or not wire.is_same(expected, proof):
             await self._refuse(connection)
-        own = client_handshake.gateway_proof(self._token, theirs, mine)
+        own = wire.proof(self._token, client_handshake.AS_GATEWAY, theirs, mine)
         answer = b""
         await loop.sock_sendall(connection, client_handshake.line(mine, own))
         while client_handshake.END not in answer and len(answer) < MAX_FIRST_BYTES:
@@ -44,7 +45,7 @@ class ClientAuthentication:
             answer += data
         step, _, rest = answer.partition(client_handshake.END)
         proof = "".join(client_handshake.words(step))
-        if not wire.is_same(client_handshake.client_proof(self._token, theirs, mine), proof):
+        if not wire.is_same(wire.proof(self._token, client_handshake.AS_CLIENT, theirs, mine), proof):
             await self._refuse(connection)
         return rest
 
@@ -73,7 +74,7 @@ class ProcessAuthentication:
         nonce = hello.get("nonce")
         if not isinstance(nonce, str) or not wire.is_nonce(nonce):
             raise await _refuse(connection, "no nonce")
-        if not wire.is_same(wire.hello_proof(self._token, nonce), hello.get("proof")):
+        if not wire.is_same(wire.proof(self._token, wire.AS_HELLO, nonce), hello.get("proof")):
             raise await _refuse(connection, "wrong token")
         if nonce in self._hellos:
             raise await _refuse(connection, "its first packet was sent before")
@@ -88,10 +89,11 @@ class ProcessAuthentication:
             WireError: it is no message.
         """
         nonce = wire.new_nonce()
-        proof = wire.gateway_proof(self._token, process_nonce, nonce)
+        proof = wire.proof(self._token, wire.AS_GATEWAY, process_nonce, nonce)
         await _send(connection, messages.PROOF, {"nonce": nonce, "proof": proof})
         answer = await _receive(connection, messages.PROOF, MAX_PROOF_BYTES)
-        if not wire.is_same(wire.process_proof(self._token, process_nonce, nonce), answer.get("proof")):
+        expected = wire.proof(self._token, wire.AS_PROCESS, process_nonce, nonce)
+        if not wire.is_same(expected, answer.get("proof")):
             raise await _refuse(connection, "wrong token")
         await _send(connection, messages.WELCOME, {})
         return str(answer.get("purpose")), answer.get("process")

@@ -14,6 +14,8 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+from raydebug.gateway.background import keep
+
 log = logging.getLogger("raydebug.gateway")
 
 ACCEPTS_PER_TURN = 64
@@ -87,7 +89,6 @@ class Listener:
         self._socket.setblocking(False)
         self._serve = serve
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._loop.add_reader(self._socket, self._accept)
 
     @property
@@ -107,9 +108,7 @@ class Listener:
                 self._loop.call_later(NO_FILES_PAUSE_S, self._loop.add_reader, self._socket, self._accept)
                 return
             connection.setblocking(False)
-            task = self._loop.create_task(self._run(connection, str(address[0])))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            keep(self._run(connection, str(address[0])))
 
     async def _run(self, connection: socket.socket, peer: str) -> None:
         try:

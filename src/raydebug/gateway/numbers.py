@@ -40,9 +40,15 @@ class Numbers:
         if path is None:
             self._last = dict.fromkeys(self._last, _clock_ms())
 
-    def new(self, kind: str) -> int:
-        """Return a number that was never given before, of a pause or a breakpoint."""
-        return self._give(kind, "")
+    def new(self, kind: str, owner: str = "") -> int:
+        """Return a number that was never given before, of a pause or a breakpoint; it is kept for its owner."""
+        number = self._last[kind] + 1
+        if self._path is not None and not self._is_written(self._path, f"\n{kind} {number} {owner}"):
+            number = max(number, _clock_ms())
+        self._note(kind, number, owner)
+        if self._path is not None and self._lines > 2 * MAX_KNOWN:
+            self._shorten(self._path)
+        return number
 
     def of_pause(self, instance: str, nth: int) -> int:
         """Return the number of a pause: a new one, or the one that it had when its process reported it before.
@@ -53,21 +59,12 @@ class Numbers:
         """
         # A digest: the process may send any text, and this goes into a file of lines.
         owner = hashlib.sha256(f"{instance} {nth}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        return self._of_owner.get(owner) or self._give(PAUSE, owner)
+        return self._of_owner.get(owner) or self.new(PAUSE, owner)
 
     def was_given(self, kind: str, number: str) -> bool:
         """Return whether a number was given, by this gateway or an earlier one."""
         is_number = number.isascii() and number.isdecimal() and len(number) <= MAX_DIGITS
         return is_number and 0 < int(number) <= self._last[kind]
-
-    def _give(self, kind: str, owner: str) -> int:
-        number = self._last[kind] + 1
-        if self._path is not None and not self._is_written(self._path, f"\n{kind} {number} {owner}"):
-            number = max(number, _clock_ms())
-        self._note(kind, number, owner)
-        if self._path is not None and self._lines > 2 * MAX_KNOWN:
-            self._shorten(self._path)
-        return number
 
     def _note(self, kind: str, number: int, owner: str) -> None:
         self._last[kind] = max(number, self._last[kind])

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine
-from typing import Any, cast
+from typing import cast
 
 from raydebug.dap import ConnectionLost, RequestFailed
+from raydebug.gateway.background import keep
 from raydebug.gateway.board import Board, Pause
 from raydebug.gateway.processes import Process
 from raydebug.protocol import messages, records, wire
@@ -139,8 +139,7 @@ class ProcessEvents:
             about = {"pause": self._board.describe(pause)} if is_new else {}
             client.forward(wire.event(0, "stopped", {**body, **about}))
             return
-        take = self._board.claimed(pause) if is_new else None
-        if take is not None:
+        if is_new and (take := self._board.claimed(pause)) is not None:
             take(pause)
             return
         client = self._board.next_for(self._process)
@@ -179,7 +178,6 @@ class Expiry:
         self._limit_s = limit_s
         self._free_since: dict[Pause, float] = {}
         self._warned: set[Pause] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def watch(self) -> None:
         """Check all pauses periodically, until cancelled."""
@@ -203,17 +201,12 @@ class Expiry:
             pause.expires_at = since + limit_s
             if now >= since + limit_s:
                 del self._free_since[pause]
-                self._start(self._resume(pause, f"{limit_s:g} s without a debugger: resumed"))
+                keep(self._resume(pause, f"{limit_s:g} s without a debugger: resumed"))
             elif limit_s >= WARN_FROM_S and now >= since + limit_s / 2 and pause not in self._warned:
                 self._warned.add(pause)
                 paused_s, left_s = now - since, limit_s - (now - since)
                 text = f"paused for {paused_s:.0f} s: it resumes in {left_s:.0f} s unless a debugger attaches"
-                self._start(self._log_in_job(pause, text))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+                keep(self._log_in_job(pause, text))
 
     async def _resume(self, pause: Pause, why: str) -> None:
         await self._log_in_job(pause, why)

@@ -12,12 +12,14 @@ from typing import Any
 
 from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.gateway import logs
+from raydebug.gateway.background import keep
 from raydebug.gateway.board import Board, Pause
 from raydebug.gateway.channel import ControlChannel, NoAnswer
 from raydebug.gateway.client_requests import LOOK, Refused
 from raydebug.gateway.control import Control
 from raydebug.gateway.pause_lifecycle import resume
 from raydebug.protocol import messages
+from raydebug.protocol.listings import ListedProcess
 from raydebug.protocol.questions import PAUSE, WITHDRAW, PauseBody
 
 FIRST_REPORT_AFTER_S, NEXT_REPORT_AFTER_S = 1.5, 5.0
@@ -36,7 +38,6 @@ class PauseRequests:
         self._control = control
         self._board = board
         self._requesters: dict[str, tuple[str, float]] = {}  # by process: who requested a pause, and when
-        self._resuming: set[asyncio.Task[None]] = set()
 
     async def pause(self, target: str, requester: str, say: Callable[[str], None], *, steal: bool = False) -> Pause:
         """Return a pause of a process: one that waits there already, or a new one at the current line.
@@ -117,9 +118,7 @@ class PauseRequests:
                 reason = "the client that requested the pause has left"
                 await resume(self._board, pause, reason, timeout_s=RESUME_TIMEOUT_S)
 
-        task = asyncio.ensure_future(run())
-        self._resuming.add(task)
-        task.add_done_callback(self._resuming.discard)
+        keep(run())
 
     async def _report_location(self, channel: ControlChannel, say: Callable[[str], None]) -> None:
         last, wait_s = "", FIRST_REPORT_AFTER_S
@@ -141,11 +140,8 @@ def choose(target: str, channels: list[ControlChannel]) -> ControlChannel:
     if target.startswith(messages.PID):
         pid, _, ip = target.removeprefix(messages.PID).partition("@")
         named = f"process {pid}" + (f" at {ip}" if ip else "")
-        found = [
-            channel
-            for channel in channels
-            if str(channel.about.get("pid")) == pid and ip in ("", channel.describe()["ip"])
-        ]
+        own = [channel for channel in channels if str(channel.about.get("pid")) == pid]
+        found = [channel for channel in own if ip in ("", channel.describe()["ip"])]
     else:
         worker = target.removeprefix(messages.WORKER)
         named = f"worker {worker}"
@@ -154,14 +150,10 @@ def choose(target: str, channels: list[ControlChannel]) -> ControlChannel:
     if not found:
         raise Refused("process.unknown", f"{named[:60]} is {NOT_FOUND}", PROCESSES)
     if len(found) > 1:
-        processes = [(channel, channel.describe()) for channel in found[:8]]
-        which = "; ".join(
-            f"{_option(channel)} ({about['title'] or about['argv']}, job {about['job']})"
-            for channel, about in processes
-        )
-        raise Refused(
-            "process.ambiguous", f"{len(found)} processes are {named[:60]}: {which}", f"name one: {_option(found[0])}"
-        )
+        processes = [channel.describe() for channel in found[:8]]
+        which = "; ".join(f"{_option(p)} ({p['title'] or p['argv']}, job {p['job']})" for p in processes)
+        cause = f"{len(found)} processes are {named[:60]}: {which}"
+        raise Refused("process.ambiguous", cause, f"name one: {_option(processes[0])}")
     return found[0]
 
 
@@ -195,6 +187,5 @@ async def _refusal(channel: ControlChannel, request: str) -> Refused:
     return Refused("process.refused", f"it cannot be paused: {cause}", "see the job's log")
 
 
-def _option(channel: ControlChannel) -> str:
-    about = channel.describe()
+def _option(about: ListedProcess) -> str:
     return f"--worker {str(about['worker_id'])[:12]}" if about["worker_id"] else f"--pid {about['pid']}@{about['ip']}"

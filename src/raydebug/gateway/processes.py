@@ -114,9 +114,8 @@ class Process:
             RequestFailed, ConnectionLost, TimeoutError: there is no such thread, or no response.
         """
         threads = (await self.session.request("threads")).get("threads")
-        known = (
-            [thread.get("id") for thread in threads if isinstance(thread, dict)] if isinstance(threads, list) else []
-        )
+        listed = threads if isinstance(threads, list) else []
+        known = [thread.get("id") for thread in listed if isinstance(thread, dict)]
         if not isinstance(thread_id, int) or thread_id not in known:
             raise RequestFailed("pause", f"the process has no thread {thread_id}", {})
         return await self.session.request("pause", {"threadId": thread_id})

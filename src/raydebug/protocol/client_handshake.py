@@ -19,6 +19,7 @@ from raydebug.protocol import wire
 
 MARK, END = b"RAYDEBUG ", b"\r\n\r\n"
 MAX_BYTES = 256  # of a line
+AS_HELLO, AS_GATEWAY, AS_CLIENT = "client hello", "gateway to client", "client"  # roles of the proofs
 REFUSED = "refused"
 HINT = b"raydebug gateway: this port speaks DAP and HTTP; attach with `raydebug attach`.\r\n"
 """What a gateway says to bytes that it does not know; an older one does not know MARK."""
@@ -53,21 +54,6 @@ def is_whole(data: bytes) -> bool:
     return END in data or len(data) >= MAX_BYTES
 
 
-def hello_proof(token: str, client_nonce: str) -> str:
-    """Return the proof in the client's first line."""
-    return wire.proof(token, "client hello", client_nonce, "")
-
-
-def gateway_proof(token: str, client_nonce: str, gateway_nonce: str) -> str:
-    """Return the proof that only a gateway with the token can make."""
-    return wire.proof(token, "gateway to client", client_nonce, gateway_nonce)
-
-
-def client_proof(token: str, client_nonce: str, gateway_nonce: str) -> str:
-    """Return the proof that only a client with the token can make."""
-    return wire.proof(token, "client", client_nonce, gateway_nonce)
-
-
 class ClientHandshake:
     """The client's side, for one connection.
 
@@ -81,7 +67,7 @@ class ClientHandshake:
     @property
     def hello(self) -> bytes:
         """The bytes to begin with."""
-        return line(self._mine, hello_proof(self._token, self._mine))
+        return line(self._mine, wire.proof(self._token, AS_HELLO, self._mine))
 
     def prove(self, answer: bytes) -> bytes:
         """Return the bytes to send after the gateway's answer, before the request.
@@ -94,8 +80,8 @@ class ClientHandshake:
             raise ConnectionResetError("it closed the connection without a response")
         match words(answer):
             case [theirs, proof] if wire.is_nonce(theirs):
-                if wire.is_same(gateway_proof(self._token, self._mine, theirs), proof):
-                    return line(client_proof(self._token, self._mine, theirs))
+                if wire.is_same(wire.proof(self._token, AS_GATEWAY, self._mine, theirs), proof):
+                    return line(wire.proof(self._token, AS_CLIENT, self._mine, theirs))
             case [word] if word == REFUSED:
                 cause = "the token is not this cluster's"
                 fix = "take the cluster's own name (`--name`); `raydebug ps` names its token file"

@@ -113,7 +113,7 @@ class ListedAnswer(TypedDict, Generic[Answer]):
 
     process: ListedProcess
     instance: str
-    role: NotRequired[str]  # as in ListedStacks; a gateway of 0.2 leaves it out
+    role: NotRequired[str]  # as in ListedStacks
     state: str  # answered, silent, ended, unknown or failed (messages.py)
     answer: Answer | None
     cause: str  # of a failure

@@ -31,17 +31,11 @@ _PROBES_AT, _UNACKED_AT, _LAST_ACK_AT = 3, 24, 56
 
 
 class PeerState(NamedTuple):
-    """The kernel's view of the peer.
+    """The kernel's view of the peer."""
 
-    Args:
-        unacknowledged: packets that the peer has not acknowledged.
-        unanswered_probes: zero-window probes without an answer.
-        silent_s: since the peer's last acknowledgement.
-    """
-
-    unacknowledged: int
-    unanswered_probes: int
-    silent_s: float
+    unacknowledged: int  # packets
+    unanswered_probes: int  # of a window of zero
+    silent_s: float  # since the peer's last acknowledgement
 
 
 def peer_state(sock: socket.socket) -> PeerState:
@@ -62,33 +56,26 @@ def watch_peer(
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     wire.enable_keepalive(sock)
-    if hasattr(socket, "TCP_INFO"):
-        _Watch(reader, writer, sock, unacknowledged_s).poll()
+    unanswered_since: float | None = None
 
-
-class _Watch:
-    """Polls one connection until it ends."""
-
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sock: socket.socket, limit_s: float
-    ) -> None:
-        self._reader, self._writer, self._sock, self._limit_s = reader, writer, sock, limit_s
-        self._unanswered_since: float | None = None
-
-    def poll(self) -> None:
-        if self._writer.is_closing():
+    def poll() -> None:
+        nonlocal unanswered_since
+        if writer.is_closing():
             return
         try:
-            peer = peer_state(self._sock)
+            peer = peer_state(sock)
         except OSError:
             return  # closed meanwhile
         now = time.monotonic()
         if peer.unacknowledged or peer.unanswered_probes >= UNANSWERED_ZERO_WINDOW_PROBES:
-            self._unanswered_since = self._unanswered_since or now
-            if min(peer.silent_s, now - self._unanswered_since) >= self._limit_s:
-                self._reader.set_exception(OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
-                self._writer.transport.abort()
+            unanswered_since = unanswered_since or now
+            if min(peer.silent_s, now - unanswered_since) >= unacknowledged_s:
+                reader.set_exception(OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
+                writer.transport.abort()
                 return
         else:
-            self._unanswered_since = None
-        asyncio.get_running_loop().call_later(POLL_S, self.poll)
+            unanswered_since = None
+        asyncio.get_running_loop().call_later(POLL_S, poll)
+
+    if hasattr(socket, "TCP_INFO"):
+        poll()

@@ -39,6 +39,4 @@ def runs(numbers: Iterable[int]) -> list[str]:
             found[-1].append(number)
         else:
             found.append([number])
-    return [
-        word for run in found for word in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run])
-    ]
+    return [word for run in found for word in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]

@@ -130,12 +130,7 @@ def _read_id(value: Any) -> str:
     return value
 
 
-_PLAIN: dict[Any, _Read] = {
-    int: _read_integer,
-    float: _read_number,
-    bool: _read_flag,
-    str: text_of_at_most(TEXT_BYTES),
-}
+_PLAIN: dict[Any, _Read] = {int: _read_integer, float: _read_number, bool: _read_flag, str: text_of_at_most(TEXT_BYTES)}
 
 
 @functools.cache
@@ -165,8 +160,7 @@ Comparison = Annotated[list[Any], _read_comparison]
 """An operator and a whole number: [">=", 3]."""
 
 
-# Processes. A worker of this version sends every required field; one of an earlier release may leave any out, so a
-# reader uses `.get`.
+# Processes. Code of a job may leave any required field out, so a reader uses `.get`.
 
 
 class ProcessIds(TypedDict):

@@ -41,19 +41,12 @@ class BadCondition(ValueError):
 
 @dataclass(frozen=True)
 class Condition:
-    """A parsed condition.
+    """A parsed condition."""
 
-    Args:
-        text: as the user wrote it.
-        names: the metrics that it reads, in order.
-        holds: evaluates it for one step, whose values include all of these metrics.
-        steps: the number of consecutive steps for which it has to hold.
-    """
-
-    text: str
-    names: tuple[str, ...]
-    holds: Test
-    steps: int
+    text: str  # as the user wrote it
+    names: tuple[str, ...]  # the metrics that it reads, in order
+    holds: Test  # evaluates it for one step, whose values include all of these metrics
+    steps: int  # for how many in a row it has to hold
 
 
 def parse(text: str) -> Condition:

@@ -34,6 +34,7 @@ Message = dict[str, Any]
 MAX_HEADER_BYTES = 8 * 1024
 MAX_BODY_BYTES = 16 * 1024 * 1024
 NONCE_BYTES = 32
+AS_HELLO, AS_GATEWAY, AS_PROCESS = "hello", "gateway", "process"  # roles of the proofs
 HEAD_BYTES = 512  # of an oversized message: the number of its request is in them
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=str)  # json.dumps() would create one for each message
@@ -187,29 +188,14 @@ def is_nonce(text: str) -> bool:
     return len(text) == 2 * NONCE_BYTES and text.isascii() and text.isalnum()
 
 
-def hello_proof(token: str, process_nonce: str) -> str:
-    """Return the proof in the first packet of a process."""
-    return proof(token, "hello", process_nonce, "")
-
-
-def gateway_proof(token: str, process_nonce: str, gateway_nonce: str) -> str:
-    """Return the proof that only a gateway with the token can make."""
-    return proof(token, "gateway", process_nonce, gateway_nonce)
-
-
-def process_proof(token: str, process_nonce: str, gateway_nonce: str) -> str:
-    """Return the proof that only a process with the token can make."""
-    return proof(token, "process", process_nonce, gateway_nonce)
-
-
 def is_same(expected: str, given: object) -> bool:
     """Compare two proofs or tokens in constant time; `given` may be any JSON value, lone surrogates included."""
     return isinstance(given, str) and hmac.compare_digest(expected.encode(), given.encode(errors="surrogatepass"))
 
 
-def proof(token: str, role: str, process_nonce: str, gateway_nonce: str) -> str:
-    """Return the proof of one role for two nonces."""
-    text = "\0".join(("raydebug dial-in 1", role, process_nonce, gateway_nonce))
+def proof(token: str, role: str, dialler_nonce: str, gateway_nonce: str = "") -> str:
+    """Return the proof of one role for two nonces; in the first packet of who dials there is only its own."""
+    text = "\0".join(("raydebug dial-in 1", role, dialler_nonce, gateway_nonce))
     return hmac.new(token.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 

@@ -43,7 +43,7 @@ def proven_connection(purpose: str = messages.PAUSE, *, timeout_s: float = DIAL_
     address = os.environ.get(variables.GATEWAY, "")
     host, _, port = address.rpartition(":")
     token, mine = read_token(), wire.new_nonce()
-    about = {"nonce": mine, "proof": wire.hello_proof(token, mine), "version": 2}
+    about = {"nonce": mine, "proof": wire.proof(token, wire.AS_HELLO, mine), "version": 2}
     hello = wire.encode(wire.event(1, messages.HELLO, about))  # ready before the gateway looks for it
     try:
         connection = socket.create_connection((host, int(port)), timeout=timeout_s)
@@ -81,13 +81,13 @@ def read_token() -> str:
 def _prove_each_other(connection: socket.socket, token: str, mine: str, purpose: str) -> None:
     answer = receive(connection, messages.PROOF)
     theirs = str(answer.get("nonce", ""))
-    if not wire.is_nonce(theirs) or not wire.is_same(wire.gateway_proof(token, mine, theirs), answer.get("proof")):
+    expected = wire.proof(token, wire.AS_GATEWAY, mine, theirs)
+    if not wire.is_nonce(theirs) or not wire.is_same(expected, answer.get("proof")):
         raise Unreachable("what answers there does not hold this cluster's token")
-    proof = wire.process_proof(token, mine, theirs)
     process = {**records.describe_process(), "instance": _instance}
     if purpose == messages.PAUSE:  # a gateway that still holds an earlier connection of this process drops it
         process["dials"] = next(_dials)
-    body = {"proof": proof, "purpose": purpose, "process": process}
+    body = {"proof": wire.proof(token, wire.AS_PROCESS, mine, theirs), "purpose": purpose, "process": process}
     connection.sendall(wire.encode(wire.event(2, messages.PROOF, body)))
     receive(connection, messages.WELCOME)
 
