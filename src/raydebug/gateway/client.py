@@ -183,11 +183,9 @@ class Client:
 
     def _become_root(self, message: Message, arguments: Message) -> None:
         if not self._starts_sessions:
-            fix = (
-                'attach to one pause: "target": "3" (an id of `raydebug paused`), or "target": "next" for the next one'
-            )
             text = "this client does not offer startDebugging, so that no session of a pause could be opened in it"
-            raise Refused("attach.no-child-sessions", text, fix)
+            targets = '"target": "3" (an id of `raydebug paused`), or "target": "next" for the next one'
+            raise Refused("attach.no-child-sessions", text, f"attach to one pause: {targets}")
         self._root = RootSession(self._to, self._board, arguments, self._to.own_address)
         self._services.roots[self._root.id] = self._root
         logs.audit("watch", self.title, job=arguments.get("job"), ranks=arguments.get("ranks"))

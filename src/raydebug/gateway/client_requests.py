@@ -64,9 +64,8 @@ def wrong_token() -> Refused:
 
 def missing_token() -> Refused:
     """Return the refusal of a client that sends no token."""
-    fix = (
-        'start `raydebug adapter`, which knows the token, or add "token": "..." from the file that `raydebug ps` names'
-    )
+    by_hand = 'add "token": "..." from the file that `raydebug ps` names'
+    fix = f"start `raydebug adapter`, which knows the token, or {by_hand}"
     return Refused(MISSING_TOKEN, "no token was sent", fix)
 
 

@@ -111,11 +111,9 @@ def _take_limits(request: Message) -> None:
     os.sched_setaffinity(0, request["affinity"])
     if request["nice"] > os.nice(0):
         os.nice(request["nice"] - os.nice(0))
-    try:  # Ray lets the kernel take its workers first when memory is short
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write(request["oom_score_adj"])
-    except OSError:
-        pass
+    # Ray lets the kernel take its workers first when memory is short.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write(request["oom_score_adj"])
 
 
 def _take_signals(request: Message) -> None:

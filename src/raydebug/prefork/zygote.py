@@ -39,19 +39,10 @@ _PR_SET_NAME = 15  # linux/prctl.h
 
 # Imported by the processes of a training, in this order; modules that are not installed are left out.
 MODULES = (
-    "ray",
-    "torch",
-    "torch._dynamo",
-    "transformers.models.qwen2.modeling_qwen2",
-    "vllm",
-    "vllm.model_executor.models.qwen2",
-    "vllm.v1.engine.core",
-    "vllm.v1.worker.cpu_worker",
-    "verl.trainer.main_ppo",
-    "verl.trainer.ppo.v1",
-    "verl.experimental.agent_loop",
-    "verl.workers.engine.fsdp.transformer_impl",
-    "verl.workers.engine_workers",
+    *("ray", "torch", "torch._dynamo", "transformers.models.qwen2.modeling_qwen2"),
+    *("vllm", "vllm.model_executor.models.qwen2", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
+    *("verl.trainer.main_ppo", "verl.trainer.ppo.v1", "verl.experimental.agent_loop"),
+    *("verl.workers.engine.fsdp.transformer_impl", "verl.workers.engine_workers"),
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
 )
 LEAVES = ("verl",)  # a job may have its own copy: no other module above imports them
@@ -163,8 +154,7 @@ class _Forker:
         os._exit(0)
 
     def _answer(self, request: Message, files: list[int]) -> Callable[[], None] | None:
-        changed = self._loaded.changed()
-        if changed is not None:
+        if (changed := self._loaded.changed()) is not None:
             _close(files)
             send(self._server, {"refused": request["id"], "changed": changed})
             return None
@@ -243,7 +233,9 @@ class Loaded:
                 self._load(name, without)
         sys.meta_path.remove(finder)
         self.environment = record.facts()
-        self._stamps = {path: stamp(path) for path in self._files()}
+        files = [*sys.path, *(getattr(module, "__file__", None) for module in [*sys.modules.values()])]
+        # A folder of the path changes when something is installed.
+        self._stamps = {path: stamp(path) for path in files if isinstance(path, str) and os.path.isabs(path)}
 
     def _load(self, name: str, without: tuple[str, ...]) -> None:
         top = name.partition(".")[0]
@@ -260,21 +252,9 @@ class Loaded:
         except BaseException as error:  # noqa: BLE001 - a package may fail in any way, SystemExit included
             self.left_out.append(f"{name}: {type(error).__name__}: {error}"[:200])
 
-    @staticmethod
-    def _files() -> set[str]:
-        files = {p for p in sys.path if os.path.isabs(p)}  # a folder changes when something is installed
-        for module in list(sys.modules.values()):
-            path = getattr(module, "__file__", None)
-            if isinstance(path, str) and os.path.isabs(path):
-                files.add(path)
-        return files
-
     def changed(self) -> str | None:
         """Return a file that has changed since it was loaded, or None."""
-        for path, before in self._stamps.items():
-            if stamp(path) != before:
-                return path
-        return None
+        return next((path for path, before in self._stamps.items() if stamp(path) != before), None)
 
     def foreign(self) -> list[str]:
         """Return files of loaded modules that belong to a user's project, which must not be kept."""
