@@ -123,7 +123,9 @@ def _checked(given: Any) -> Message:
             continue
         if name in NUMBERS and not _is_number(value):
             raise malformed(f"'{name}' is not a number")
-        if name in TEXTS and not _is_text(value):
+        # Neither NUL nor a lone surrogate can be part of a file name.
+        is_text = isinstance(value, str) and "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
+        if name in TEXTS and not is_text:
             raise malformed(f"'{name}' is not a string")
         if name in LISTS:
             if not isinstance(value, list) or not all(LISTS[name](item) for item in value):
@@ -143,11 +145,6 @@ def _check_breakpoints(command: str, arguments: Message) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int) and abs(value) < 2**53
-
-
-def _is_text(value: Any) -> bool:
-    # Neither NUL nor a lone surrogate can be part of a file name.
-    return isinstance(value, str) and "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def _is_deep(value: Any) -> bool:

@@ -108,7 +108,11 @@ class Ended:
         # Of a Ray worker the status is 0 after `sys.exit(3)`: only Ray knows the code.
         is_worker = node_facts.RAY_WORKER in str(about.get("argv"))
         if status != 0 or is_worker or not channel.words:
-            self._keep(ended)
+            job = ended.get("job") or ""
+            if job not in self._by_job and len(self._by_job) >= MAX_JOBS:
+                del self._by_job[next(iter(self._by_job))]
+            ended["number"] = next(self._numbers)  # not before: who asks for higher numbers misses none
+            self._by_job.setdefault(job, deque(maxlen=MAX_ENDED)).append(ended)
 
     async def _node_facts(self, channel: ControlChannel) -> NodeFacts:
         birth, pid = channel.birth, channel.about.get("pid") or 0
@@ -125,13 +129,6 @@ class Ended:
             if not isinstance(answer, NoAnswer):
                 return answer
         return {}
-
-    def _keep(self, ended: EndedProcess) -> None:
-        job = ended.get("job") or ""
-        if job not in self._by_job and len(self._by_job) >= MAX_JOBS:
-            del self._by_job[next(iter(self._by_job))]
-        ended["number"] = next(self._numbers)  # not before: who asks for higher numbers misses none
-        self._by_job.setdefault(job, deque(maxlen=MAX_ENDED)).append(ended)
 
 
 def _key(channel: ControlChannel) -> tuple[str, int]:

@@ -230,7 +230,8 @@ class Scrubber:
             text = text.replace(value, HIDDEN)
         for mark, look in _LOOK_OF:
             if mark in text:
-                text = _compiled(look).sub(_hide, text)
+                # The lines below keep their numbers.
+                text = _compiled(look).sub(lambda found: HIDDEN + "\n" * found[0].count("\n"), text)
         if len(text) >= 40:
             text = _compiled(_HEX_KEY).sub(HIDDEN, text)
         if not _has_name(text):
@@ -247,10 +248,6 @@ _SCRUBBER = Scrubber(())
 def _compiled(pattern: str) -> re.Pattern[str]:
     """Compile a pattern of this module when it is first needed: most processes never hide a secret."""
     return re.compile(pattern)
-
-
-def _hide(found: re.Match[str]) -> str:
-    return HIDDEN + "\n" * found[0].count("\n")  # the lines below keep their numbers
 
 
 def _has_name(text: str) -> bool:

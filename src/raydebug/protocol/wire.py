@@ -113,7 +113,13 @@ class Decoder:
         body = bytes(self._buffer[: self._body_bytes])
         del self._buffer[: self._body_bytes]
         self._body_bytes = None
-        return _parse(body)
+        try:
+            message = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise WireError(f"body is not JSON: {type(error).__name__}") from error
+        if not isinstance(message, dict):
+            raise WireError("body is not a JSON object")
+        return message
 
     def _pass_over(self, length: int, on_oversized: Callable[[int, bytes], Message]) -> Message | None:
         if not self._passed_bytes and len(self._buffer) < HEAD_BYTES:
@@ -144,16 +150,6 @@ class Decoder:
         if length > self.max_body_bytes and self._on_oversized is None:
             raise WireError(f"body of {length} bytes is over the limit of {self.max_body_bytes}")
         return length
-
-
-def _parse(body: bytes) -> Message:
-    try:
-        message = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"body is not JSON: {type(error).__name__}") from error
-    if not isinstance(message, dict):
-        raise WireError("body is not a JSON object")
-    return message
 
 
 def request(seq: int, command: str, arguments: Message | None = None) -> Message:

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from raydebug.protocol.memory import Census, Holder
@@ -135,8 +135,10 @@ class _Walk:
         modules = [module for module in list(sys.modules.values()) if type(module) is types.ModuleType]
         names = [_NAMES_OF_MODULE.__get__(module) for module in modules]
         self._seen |= set(map(id, names))  # a module that uses another one does not hold it
-        for name, actor in _actors():
-            self._push(actor, name)
+        ray: Any = sys.modules.get("ray._private.worker")  # ray 2.41 to 2.60: `Worker.actors`, by their ids
+        actors = attributes_of(getattr(ray, "global_worker", None)).get("actors")
+        for actor in list(actors.values()) if type(actors) is dict else ():
+            self._push(actor, _QUALNAME.__get__(type(actor)))
         for those in sorted(names, key=lambda those: _label_of(those).endswith(".")):  # the user's files first
             self._push_named(those, _label_of(those))
         self._drain()
@@ -351,11 +353,3 @@ def _label_of(names: dict[str, Any]) -> str:
     if type(file) is str and is_program(file):
         return f"{os.path.basename(file)} "
     return f"{name}." if type(name) is str else "?."
-
-
-def _actors() -> Iterator[tuple[str, Any]]:
-    """Yield Ray's actors here. Source: ray 2.41 to 2.60 _private/worker.py: `Worker.actors`, by their ids."""
-    module: Any = sys.modules.get("ray._private.worker")
-    actors = attributes_of(getattr(module, "global_worker", None)).get("actors")
-    for actor in list(actors.values()) if type(actors) is dict else ():
-        yield _QUALNAME.__get__(type(actor)), actor

@@ -76,10 +76,8 @@ def save_pause(body: SavePauseBody) -> Callable[[Callable[..., None]], None]:
     """Send a snapshot of a paused thread; the answer follows when the gateway has it."""
     with worker.fork_guard:
         from raydebug.worker import pause, snapshot, suspended_threads
-    thread = next(
-        (thread for thread in threading.enumerate() if suspended_threads.dap_id(thread) == body["threadId"]), None
-    )
-    if thread is None:
+    threads = (thread for thread in threading.enumerate() if suspended_threads.dap_id(thread) == body["threadId"])
+    if (thread := next(threads, None)) is None:
         raise LookupError("its thread has ended")
     error = pause.shown_errors.get(thread.ident or 0)
     paused_at = sys._current_frames()[thread.ident or 0]

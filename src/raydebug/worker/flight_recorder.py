@@ -109,19 +109,11 @@ def times_for(body: TimesBody) -> CollectiveTimes:
 def _times(since_ns: int) -> list[CallTimes]:
     world = sys.modules["torch.distributed.distributed_c10d"]._world
     members = {str(name): sorted(world.pg_group_ranks[group]) for group, name in world.pg_names.items()}
-    calls = [
-        (
-            int(entry["time_created_ns"]),
-            entry["process_group"][0],
-            int(entry["collective_seq_id"]),
-            entry["profiling_name"],
-        )
-        for entries in _read_recorders()
-        for entry in entries
-        if not entry.get("is_p2p")
-        and int(entry["time_created_ns"]) >= since_ns
-        and entry["process_group"][0] in members
-    ]
+    calls = []
+    for entry in (entry for entries in _read_recorders() for entry in entries if not entry.get("is_p2p")):
+        at_ns, name = int(entry["time_created_ns"]), entry["process_group"][0]
+        if at_ns >= since_ns and name in members:
+            calls.append((at_ns, name, int(entry["collective_seq_id"]), entry["profiling_name"]))
     found: dict[tuple[str, str], CallTimes] = {}
     for at_ns, name, seq, profiled in sorted(calls)[-MOST_TIMES:]:
         (backend, _, op), ranks = profiled.partition(":"), members[name][:MAX_ITEMS]
@@ -171,10 +163,9 @@ def _call(entry: dict[str, Any]) -> CollectiveCall:
 
 
 def _newest(calls: dict[tuple[str, int], CollectiveCall]) -> list[CollectiveCall]:
-    kept = []
+    kept: list[CollectiveCall] = []
     for backend in sorted({backend for backend, _ in calls}):
         of_backend = [calls[key] for key in sorted(calls) if key[0] == backend]
-        kept += [call for call in of_backend if call["done"]][-KEPT:] + [
-            call for call in of_backend if not call["done"]
-        ][:KEPT]
+        kept += [call for call in of_backend if call["done"]][-KEPT:]
+        kept += [call for call in of_backend if not call["done"]][:KEPT]
     return kept

@@ -81,20 +81,15 @@ def hook_function_manager(module: ModuleType) -> None:
     @functools.wraps(find)
     def get_execution_info(*args: Any, **kwargs: Any) -> Any:
         found = find(*args, **kwargs)
-        _export_ids()
+        try:
+            if (ids := records.describe_ray_process()) is not None:
+                os.environ[variables.ANCESTOR] = json.dumps(ids)
+        except Exception as error:  # noqa: BLE001 - the task runs whatever happens to its debugger
+            worker.log(f"children of this process will not name it: {type(error).__name__}: {error}")
         registry.build_in_pending()
         return found
 
     manager.get_execution_info = get_execution_info
-
-
-def _export_ids() -> None:
-    try:
-        ids = records.describe_ray_process()
-        if ids is not None:
-            os.environ[variables.ANCESTOR] = json.dumps(ids)
-    except Exception as error:  # noqa: BLE001 - the task runs whatever happens to its debugger
-        worker.log(f"children of this process will not name it: {type(error).__name__}: {error}")
 
 
 # Workers of another Python

@@ -71,21 +71,19 @@ class SuspendedThreads:
             self._records[body["threadId"]] = body["record"]
             self._announced.add(body["threadId"])
         elif message.get("event") == "stopped" and "threadId" in body:
-            self._note_stop(body["threadId"], dict(body))
+            thread_id = body["threadId"]
+            if thread_id in self._announced:
+                self._announced.discard(thread_id)
+            else:  # a step or a line breakpoint: its record has another location
+                record = self._records.setdefault(thread_id, {"kind": "breakpoint"})
+                for name in ("file", "line", "function"):
+                    record.pop(name, None)
+            self._stops[thread_id] = dict(body)
         elif message.get("command") == "configurationDone":  # its session is set up: the first one, or a new one
             self._replay()
 
     def after_receive(self, message: Message) -> None:
         """Required by pydevd; requests of the gateway do not matter here."""
-
-    def _note_stop(self, thread_id: int, body: Message) -> None:
-        if thread_id in self._announced:
-            self._announced.discard(thread_id)
-        else:  # a step or a line breakpoint: its record has another location
-            record = self._records.setdefault(thread_id, {"kind": "breakpoint"})
-            for name in ("file", "line", "function"):
-                record.pop(name, None)
-        self._stops[thread_id] = body
 
     def _replay(self) -> None:
         now = time.monotonic()

@@ -14,7 +14,7 @@ from typing import Any
 
 from raydebug import worker
 from raydebug.protocol import variables
-from raydebug.protocol.records import MetricHistory, TripwireRecord
+from raydebug.protocol.records import TripwireRecord
 from raydebug.protocol.tripwires import MEMORY, Condition, parse
 from raydebug.worker import pause
 from raydebug.worker.memory_in_use import memory_in_use
@@ -47,20 +47,17 @@ class Tripwires:
             return None
         names = dict.fromkeys(name for condition in tripped for name in condition.names)
         now = ", ".join(f"{name} is {_text(values[name])}" for name in names)
-        return "; ".join(condition.text for condition in tripped), {
-            "text": f"{now} at step {step}",
-            "history": [self._history_of(name) for name in names],
-        }
+        record: TripwireRecord = {"text": f"{now} at step {step}", "history": []}
+        for name in names:
+            steps, past = zip(*self._history[name], strict=True)
+            record["history"].append({"metric": name, "steps": [*steps], "values": [_text(value) for value in past]})
+        return "; ".join(condition.text for condition in tripped), record
 
     def _trips(self, condition: Condition, values: Mapping[str, float]) -> bool:
         if not all(name in values for name in condition.names):
             return False
         self._held[condition] = self._held[condition] + 1 if condition.holds(values) else 0
         return self._held[condition] == condition.steps
-
-    def _history_of(self, name: str) -> MetricHistory:
-        steps, values = zip(*self._history[name], strict=True)
-        return {"metric": name, "steps": list(steps), "values": [_text(value) for value in values]}
 
     def _say_unknown(self, step: int, metrics: Mapping[str, Any], values: Mapping[str, float]) -> None:
         """Log the metrics that a condition lacks, and those that the step has, the most similar ones first."""

@@ -250,14 +250,11 @@ def _all_functions() -> Iterator[FunctionType]:
                 if type(thing) is FunctionType:
                     yield thing
                 elif issubclass(type(thing), type):  # isinstance asks thing.__class__: code of its own, and warnings
-                    yield from _methods_of(thing)
-
-
-def _methods_of(kind: type) -> Iterator[FunctionType]:
-    for thing in list(vars(kind).values()):
-        inner = getattr(thing, "__func__", thing) if isinstance(thing, staticmethod | classmethod) else thing
-        if type(inner) is FunctionType:
-            yield inner
+                    for member in list(vars(thing).values()):
+                        is_wrapped = isinstance(member, staticmethod | classmethod)
+                        inner = getattr(member, "__func__", member) if is_wrapped else member
+                        if type(inner) is FunctionType:
+                            yield inner
 
 
 def _running_codes() -> set[CodeType]:

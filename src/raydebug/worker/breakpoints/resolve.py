@@ -58,13 +58,10 @@ def resolve(where: str, search: list[str]) -> BreakpointSpec:
 
 def _find_file(file: str, search: list[str]) -> str:
     for folder in search:
-        candidate = os.path.join(folder, file)
-        if os.path.isfile(candidate):
+        if os.path.isfile(candidate := os.path.join(folder, file)):
             return candidate
-    raise NotResolved(
-        f"there is no file {file} in {search[0]} or on the job's Python path",
-        "name the file by its path from the working directory",
-    )
+    cause = f"there is no file {file} in {search[0]} or on the job's Python path"
+    raise NotResolved(cause, "name the file by its path from the working directory")
 
 
 def _find_module(module: str, search: list[str]) -> str:
@@ -80,10 +77,8 @@ def _find_module(module: str, search: list[str]) -> str:
         # Whether a module is built in depends on the distribution: `math` is on Ubuntu, elsewhere it is a file.
         exists = spec is not None or module in sys.builtin_module_names
         result = "has no Python source" if exists else "is not found in the job's Python"
-        raise NotResolved(
-            f"module {module} {result}",
-            "check the module's name; a script is named by its file: --break script.py:LINE",
-        )
+        fix = "check the module's name; a script is named by its file: --break script.py:LINE"
+        raise NotResolved(f"module {module} {result}", fix)
     return spec.origin
 
 
