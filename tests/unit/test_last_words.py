@@ -137,8 +137,6 @@ def test_a_signal_names_the_process_that_it_ended(pid: int, ago_s: float, is_nam
         known.note(channel_of("it", pid))
         while not (found := known.of_job("run-1")):
             await asyncio.sleep(0.01)
-        for task in known._tasks:
-            task.cancel()
         return found[0]
 
     assert bool(asyncio.run(end())["kill"]) is is_named
@@ -156,8 +154,6 @@ def test_a_process_that_is_back() -> None:
         last = max(one["number"] for one in known.of_job("run-1"))
         before = known.of_job("run-1", last)
         known.watch(channel_of("it", 4242))
-        for task in known._tasks:
-            task.cancel()
         return before, known.of_job("run-1", last)
 
     before, after = asyncio.run(end())

@@ -14,7 +14,7 @@ gateway can close other connections at once; a replayed packet is useless, becau
 own nonce.
 
 >>> encode({"seq": 1, "type": "request", "command": "threads"})
-b'Content-Length: 48\r\n\r\n{"seq":1,"type":"request","command":"threads"}'
+b'Content-Length: 46\r\n\r\n{"seq":1,"type":"request","command":"threads"}'
 >>> Decoder().feed(encode({"seq": 1}) + encode({"seq": 2}))
 [{'seq': 1}, {'seq': 2}]
 """
