@@ -179,7 +179,7 @@ class Client:
         if self._opened_by is None:
             fix = 'start the session with "target": "all" again, or attach to the pause by its id alone'
             raise Refused("attach.parent-ended", "the session that opened this one has ended", fix)
-        self._opened_by.adopt(self.lost)
+        self._opened_by.children.add(self.lost)
 
     def _become_root(self, message: Message, arguments: Message) -> None:
         if not self._starts_sessions:
@@ -272,7 +272,7 @@ class Client:
             self._attaching.cancel()
         self._forwarder.cancel()
         if self._opened_by is not None:
-            self._opened_by.forget(self.lost)
+            self._opened_by.children.discard(self.lost)
         if self._root is not None and self._services.roots.pop(self._root.id, None) is not None:
             self._root.end()
         pause = self._board.release(self)

@@ -57,7 +57,7 @@ class RootSession:
 
     def __init__(self, to: Connection, board: Board, arguments: Message, address: tuple[str, int]) -> None:
         self.id = secrets.token_hex(8)
-        self._children: set[Callable[[str], None]] = set()
+        self.children: set[Callable[[str], None]] = set()  # called with the reason when this session ends before them
         self._to = to
         self._board = board
         self._arguments = arguments
@@ -89,23 +89,11 @@ class RootSession:
             fix = "use the session of a pause; the editor opens one for each"
             self._to.refuse(message, Refused("parent.no-pause", f"this session has no pause for '{command}'", fix))
 
-    def adopt(self, end: Callable[[str], None]) -> None:
-        """Add a child session.
-
-        Args:
-            end: called with the reason when the root session ends first.
-        """
-        self._children.add(end)
-
-    def forget(self, end: Callable[[str], None]) -> None:
-        """Remove a child session that has ended."""
-        self._children.discard(end)
-
     def end(self) -> None:
         """Start no more sessions, and end the child sessions; paused tasks stay paused."""
         if self._watching is not None:
             self._watching.cancel()
-        children, self._children = self._children, set()
+        children, self.children = self.children, set()
         for end in children:
             end(ENDED)
 

@@ -49,10 +49,6 @@ class Zygote:
         )
         theirs.close()
 
-    @property
-    def is_ready(self) -> bool:
-        return self.facts is not None and self.facts["unfit"] is None
-
     def why_not(self, request: Message, hiding: set[str]) -> str | None:
         """Return why this one cannot serve a request, or None."""
         if self.kind != (request["executable"], request["flags"]):
@@ -88,7 +84,7 @@ class Pool:
         for zygote in self.zygotes:
             reason = zygote.why_not(request, hiding)
             if reason is None:
-                if zygote.is_ready:
+                if zygote.facts is not None:
                     return zygote, ""
                 return None, f"zygote {zygote.number} is not ready"
             reasons.append(reason)

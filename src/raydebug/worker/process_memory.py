@@ -65,25 +65,22 @@ def _node() -> NodeMemory:
 
 
 def _gpus() -> list[DeviceMemory]:
-    found: list[DeviceMemory] = []
+    found: dict[str, DeviceMemory] = {}
     for uuid, used, total, by_pid in memory_in_use.devices():
         gpu: DeviceMemory = {"gpu": uuid, "used": used, "total": total}
         if os.getpid() in by_pid:
             gpu["own"] = by_pid[os.getpid()]
-        found.append(gpu)
+        found[uuid] = gpu
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():  # a first call would make a context, of 0.5 GB
-        return found
+        return [*found.values()]
     for device in range(torch.cuda.device_count()):
         sizes = torch.cuda.memory_stats(device)  # counters of the host: no synchronisation
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        ours: DeviceMemory = {"gpu": uuid}
-        gpu = next((device_memory for device_memory in found if device_memory["gpu"] == uuid), ours)
-        gpu["reserved"] = sizes.get("reserved_bytes.all.current", 0)
-        gpu |= _pool(device)
-        if gpu not in found:
-            found.append(gpu)
-    return found
+        ours = found.setdefault(uuid, {"gpu": uuid})
+        ours["reserved"] = sizes.get("reserved_bytes.all.current", 0)
+        ours.update(_pool(device))
+    return [*found.values()]
 
 
 def _pool(device: int) -> DeviceMemory:

@@ -148,13 +148,10 @@ def summarize(error: BaseException | None, frames: list[_Place], kind: str) -> S
     functions = "|".join(frame.f_code.co_qualname for frame, _ in frames)
     code, line = (frames[0][0].f_code, frames[0][1]) if frames else (None, 0)
     rank, process = records.rank(), records.describe_process()
-    short = (
-        "".join(character for character in name.rpartition(".")[2] if character.isascii() and character.isalnum())[:60]
-        or kind
-    )
+    letters = [letter for letter in name.rpartition(".")[2] if letter.isascii() and letter.isalnum()]
     place = f"rank{rank}-{os.getpid()}" if rank is not None else str(os.getpid())
     return {
-        "id": f"{short}-{place}-{os.urandom(2).hex()}",
+        "id": f"{''.join(letters[:60]) or kind}-{place}-{os.urandom(2).hex()}",
         "job": process["job"],
         "kind": kind,
         "exception": name,

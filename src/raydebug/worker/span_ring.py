@@ -70,8 +70,20 @@ def has_spans() -> bool:
 
 def said_spans(body: SpansBody) -> SpansRecord:
     """Return spans that were not returned before, oldest first, with the time that it is here."""
+    global _said
+    found: list[SpanRecord] = []
     with _saying:
-        return _said_spans(body)
+        while _ring and len(found) < min(body.get("most", MOST_AT_ONCE), MOST_AT_ONCE):
+            span = _ring.popleft()
+            for field in ("name", "of", "note"):
+                if text := span.pop(field, ""):  # type: ignore[misc]
+                    span[field] = _clean(text)
+            found.append(span)
+        lost = max(0, _made - _said - len(found) - len(_ring))  # not of those that another thread adds just now
+        _said += len(found) + lost
+        now_ns = time.monotonic_ns()
+        wall_ns = time.time_ns() - now_ns
+        return {"spans": found, "lost": lost, "more": bool(_ring), "now_ns": now_ns, "wall_ns": wall_ns}
 
 
 def count_lost(said: SpansRecord) -> None:
@@ -81,28 +93,10 @@ def count_lost(said: SpansRecord) -> None:
         _said -= len(said.get("spans", ())) + said.get("lost", 0)
 
 
-def _said_spans(body: SpansBody) -> SpansRecord:
-    global _said
-    found: list[SpanRecord] = []
-    while _ring and len(found) < min(body.get("most", MOST_AT_ONCE), MOST_AT_ONCE):
-        span = _ring.popleft()
-        for field in ("name", "of", "note"):
-            if text := span.pop(field, ""):  # type: ignore[misc]
-                span[field] = _clean(text)
-        found.append(span)
-    lost = max(0, _made - _said - len(found) - len(_ring))  # not of those that another thread adds just now
-    _said += len(found) + lost
-    now_ns = time.monotonic_ns()
-    wall_ns = time.time_ns() - now_ns
-    return {"spans": found, "lost": lost, "more": bool(_ring), "now_ns": now_ns, "wall_ns": wall_ns}
-
-
 def _clean(text: Any) -> str:
     cut = text[: 4 * MOST_CHARS] if type(text) is str else type(text).__name__
     if not cut.isprintable():
-        cut = "".join(
-            character if character.isprintable() else character.encode("unicode_escape").decode() for character in cut
-        )
+        cut = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in cut)
     return scrubbed(cut)[:MOST_CHARS]
 
 
