@@ -15,13 +15,11 @@ MAX_DEPTH = 64  # of a request's JSON: pydevd's own parser recurses
 # Only these requests are forwarded to pydevd. Not `terminate` and its like: a debugger that leaves must not end a
 # training worker. Not `goto`: Python can only jump from a trace function, and a pause has none (debugpy 1.8.22,
 # pydevd.py:3026 `set_next_statement`).
-FORWARDED = frozenset(
-    {
-        *("threads", "stackTrace", "scopes", "variables", "evaluate", "setVariable", "setExpression", "source"),
-        *("completions", "exceptionInfo", "modules", "next", "stepIn", "stepOut", "stepInTargets", "continue"),
-        *("pause", "setBreakpoints", "setFunctionBreakpoints", "setExceptionBreakpoints"),
-    }
-)
+FORWARDED = frozenset((
+    "threads", "stackTrace", "scopes", "variables", "evaluate", "setVariable", "setExpression", "source",
+    "completions", "exceptionInfo", "modules", "next", "stepIn", "stepOut", "stepInTargets", "continue",
+    "pause", "setBreakpoints", "setFunctionBreakpoints", "setExceptionBreakpoints",
+))  # fmt: skip
 SUPPORTED = (
     *("supportsConfigurationDoneRequest", "supportsConditionalBreakpoints", "supportsHitConditionalBreakpoints"),
     *("supportsFunctionBreakpoints", "supportsLogPoints", "supportsEvaluateForHovers", "supportsClipboardContext"),
@@ -32,12 +30,10 @@ SUPPORTED = (
 RESUMING = frozenset({"continue", "next", "stepIn", "stepOut"})
 
 # The arguments of these requests that pydevd reads, by type.
-NUMBERS = frozenset(
-    {
-        *("threadId", "frameId", "variablesReference", "sourceReference", "levels", "startFrame", "start", "count"),
-        *("line", "column", "endLine", "endColumn", "targetId"),
-    }
-)
+NUMBERS = frozenset((
+    "threadId", "frameId", "variablesReference", "sourceReference", "levels", "startFrame", "start", "count",
+    "line", "column", "endLine", "endColumn", "targetId",
+))  # fmt: skip
 TEXTS = frozenset({"path", "expression", "context", "name", "value", "text", "condition", "hitCondition", "logMessage"})
 LISTS: dict[str, Callable[[Any], bool]] = {
     "breakpoints": lambda one: isinstance(one, dict),

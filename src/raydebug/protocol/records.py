@@ -410,19 +410,9 @@ class JobLine(TypedDict):
 
 # Breakpoints from outside
 
-Policy = TypedDict(
-    "Policy",
-    {
-        "if": Text,
-        "log": Text,
-        "every": int,
-        "max": int,
-        "timeout_s": float,
-        "rank": list[int],
-        "step": list[Comparison],
-    },
-    total=False,
-)
+Policy = TypedDict("Policy", {
+    "if": Text, "log": Text, "every": int, "max": int, "timeout_s": float, "rank": list[int], "step": list[Comparison],
+}, total=False)  # fmt: skip
 """The conditions of a breakpoint."""
 
 

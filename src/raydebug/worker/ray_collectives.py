@@ -35,14 +35,10 @@ def read_groups(stacks: list[list[FrameType]]) -> list[CollectiveGroup]:
                 calls[name] = _call(frame)
     found: list[CollectiveGroup] = []
     for name, group in list(module._group_mgr._name_group_map.items())[:MAX_GROUPS]:
-        given: CollectiveGroup = {
-            "name": str(name)[:MAX_TEXT],
-            "description": RAY_COLLECTIVE,
-            "rank": int(group._rank),
-            "ranks": list(range(int(group._world_size)))[:MAX_ITEMS],
-            "calls": [calls[name]] if name in calls else [],
-        }
-        found.append(given)
+        rank, ranks = int(group._rank), [*range(int(group._world_size))][:MAX_ITEMS]
+        open_calls = [calls[name]] if name in calls else []
+        about: CollectiveGroup = {"name": str(name)[:MAX_TEXT], "description": RAY_COLLECTIVE}
+        found.append({**about, "rank": rank, "ranks": ranks, "calls": open_calls})
     return found
 
 
