@@ -204,7 +204,7 @@ def test_a_fork_of_the_driver_is_not_the_driver(monkeypatch):
 def test_earlier_release(kind):
     """A record that lacks a field that we write is read without it: an earlier release may not have had it."""
     work = {**worker_records.describe_process(), **worker_records.describe_work()}
-    pause = worker_records.describe_pause(sys._getframe(), "breakpoint", where="x.py:3", expires_s=5.0)
+    pause = {**worker_records.describe_pause(sys._getframe(), "breakpoint"), "where": "x.py:3", "expires_s": 5.0}
     written: Any = pause if kind is records.PauseRecord else work
     for lacking in ("", *written):
         sent = {name: value for name, value in written.items() if name != lacking}

@@ -197,9 +197,9 @@ def without_secrets_in_line(line: str) -> str:
 # Texts
 
 
-def scrubbed(text: str) -> str:
+def scrubbed(text: str, *, source: bool = False) -> str:
     """Return a text without secrets, as `Scrubber` does it that knows no values."""
-    return _SCRUBBER.scrub(text)
+    return _SCRUBBER.scrub(text, source=source)
 
 
 def scrubbed_texts(document: object) -> object:

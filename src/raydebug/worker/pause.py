@@ -51,8 +51,8 @@ def pause_at(
     """
 
     def describe() -> PauseRecord:
-        about = records.describe_pause(frame, kind, where=where, expires_s=expires_s, tripwire=tripwire)
-        return {**about, "request": request}
+        about = records.describe_pause(frame, kind)
+        return {**about, "where": where, "expires_s": expires_s, "tripwire": tripwire, "request": request}
 
     def suspend(debugger: Any, thread: threading.Thread, _info: Any) -> None:
         from _pydevd_bundle.pydevd_comm_constants import CMD_SET_BREAK

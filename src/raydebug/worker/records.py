@@ -16,7 +16,7 @@ from raydebug.worker import torch_hooks
 from raydebug.worker.training_step import step_of
 
 if TYPE_CHECKING:  # these types cost each process 2 ms
-    from raydebug.protocol.records import PauseRecord, ProcessRecord, TripwireRecord, Work
+    from raydebug.protocol.records import PauseRecord, ProcessRecord, Work
 
 STARTS_DRIVERS = "ray.dashboard.modules.job.job_supervisor"  # Ray 2.60: an actor, whose child is the job's driver
 MAX_NAME = 250  # characters of a function, thread, task or actor; the gateway accepts 1 KB (protocol/records.py)
@@ -85,20 +85,14 @@ def describe_pause(
     *,
     error: BaseException | None = None,
     trace: TracebackType | None = None,
-    where: str | None = None,
-    expires_s: float | None = None,
-    tripwire: TripwireRecord | None = None,
 ) -> PauseRecord:
-    """Return the record of a pause.
+    """Return the record of a pause, as far as it is read from the frame.
 
     Args:
         frame: the user's frame.
         kind: `breakpoint`, `post-mortem`, `requested` or `tripwire`.
         error: the exception of a post-mortem pause.
         trace: its traceback.
-        where: the breakpoint from outside or the tripwire, as the user wrote it.
-        expires_s: seconds without a client after which it resumes.
-        tripwire: why a tripwire tripped.
     """
     line = frame.f_lineno
     if trace is not None:
@@ -114,9 +108,9 @@ def describe_pause(
         "function": _short(frame.f_code.co_qualname, MAX_NAME),
         "thread": _short(threading.current_thread().name, MAX_NAME),
         "exception": None if error is None else _describe_error(error),
-        "where": where,
-        "tripwire": tripwire,
-        "expires_s": expires_s,
+        "where": None,
+        "tripwire": None,
+        "expires_s": None,
         "compiled": torch_hooks.is_compiled(frame),
         "watchdog": _quietly(torch_hooks.nearest_watchdog),
         "step": _quietly(lambda: step_of(frame)),

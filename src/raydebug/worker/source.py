@@ -7,12 +7,10 @@ import linecache
 import os
 import stat
 
-from raydebug.protocol.secrets import Scrubber
+from raydebug.protocol.secrets import scrubbed
 
 MAX_BYTES = 4_000_000  # of a file
 MAX_TEXT = 200  # characters of one line
-
-_scrub = Scrubber(()).scrub
 
 
 def lines_of(path: str) -> list[str]:
@@ -36,4 +34,4 @@ def lines_of(path: str) -> list[str]:
 def line_at(path: str, line: int) -> str:
     """Return one line without its indent and without secrets; empty if there is none."""
     lines = lines_of(path)
-    return _scrub(lines[line - 1].strip(), source=True)[:MAX_TEXT] if 0 < line <= len(lines) else ""
+    return scrubbed(lines[line - 1].strip(), source=True)[:MAX_TEXT] if 0 < line <= len(lines) else ""
