@@ -127,8 +127,10 @@ def _read_condition(condition: str, policy: Policy, text: str) -> None:
         policy["log"] = _template(value, text)
     elif separator and name == "rank":
         policy["rank"] = sorted({*policy.get("rank", []), *_ranks(value, text)})
-    elif separator and (name == "every" or name == "max"):
-        policy[name] = _count(name, value, text)
+    elif separator and name == "every":
+        policy["every"] = _count(name, value, text)
+    elif separator and name == "max":
+        policy["max"] = _count(name, value, text)
     elif separator and name == "timeout":
         policy["timeout_s"] = _seconds(value, text)
     else:
