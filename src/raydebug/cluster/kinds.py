@@ -1,19 +1,25 @@
-"""What can be seen and done of a cluster, by its kind; those on other machines are in remote_kinds.py."""
+"""What can be seen and done of a cluster, by its kind."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from datetime import UTC
+from pathlib import Path
 from typing import Any, ClassVar
 
-from raydebug.cluster import state
-from raydebug.cluster.kind import Kind, ListedNode, node_row, print_logs, slow
-from raydebug.cluster.runner import ContainerRunner, Runner
+from raydebug import render
+from raydebug.cluster import audit_log, rendezvous, state
+from raydebug.cluster.dashboard import Dashboard
+from raydebug.cluster.kind import FOLLOW_EVERY_S, Kind, ListedNode, node_row, print_logs, slow
+from raydebug.cluster.rendezvous import NodeState
+from raydebug.cluster.runner import ContainerRunner, NodeRunner, Runner
 from raydebug.cluster.state import Cluster
-from raydebug.errors import UsageError
+from raydebug.errors import Exit, RaydebugError, UsageError
 
 CONTAINER_ENDS_S = 1.5
+REMEMBERED = 4096  # characters by which the place in a log is found again
 
 
 class LocalKind(Kind):
@@ -23,33 +29,27 @@ class LocalKind(Kind):
     services = tuple(LOGS)
 
     def take_down(self) -> list[str]:
-        """End the supervisor and all processes of the cluster."""
         from raydebug.cluster import local
 
         return [f"pid {pid}" for pid in local.take_down(self.cluster)]
 
     def is_alive(self) -> bool:
-        """Return whether the supervisor runs."""
         from raydebug.cluster import local
 
         return local.is_alive(self.cluster)
 
     def runner_at(self, ip: str | None) -> Runner | None:
-        """Return this machine."""
         return self.runner()
 
     def gpus(self) -> int | None:
-        """Return the logical GPUs that `up` has given it."""
         return self.cluster.gpus
 
     def head_programs(self) -> list[str]:
-        """Return the command lines of the cluster's processes."""
         from raydebug.cluster import local
 
         return local.programs(self.cluster)
 
     def why_head_ended(self) -> str | None:
-        """Return the reason in the supervisor's status."""
         if not self.is_alive():
             return "its supervisor is gone (killed, or the machine was restarted)"
         return state.read_status(self.cluster).get("reason")
@@ -71,7 +71,6 @@ class LocalKind(Kind):
         return [node_row("head", host, *slow(time.time() - ray["since"]))]
 
     def why_gateway_down(self) -> str | None:
-        """Return the reason in the supervisor's status."""
         status = state.read_status(self.cluster)
         if not self.is_alive() or status["phase"] == "dead":
             return "it ended with the cluster"
@@ -93,7 +92,6 @@ class LocalKind(Kind):
         return pool
 
     def show_logs(self, service: str | None, *, follow: bool) -> int:
-        """Print Ray's and the gateway's log files; the end of the cluster ends `follow`."""
         logs = {part: self.cluster.folder / name for part, name in self.LOGS.items()}
         return print_logs(logs, service, lambda: not follow or not self.is_alive())
 
@@ -105,21 +103,17 @@ class ComposeKind(Kind):
     zone = UTC
 
     def take_down(self) -> list[str]:
-        """Remove containers and networks."""
         from raydebug.cluster.compose.lifecycle import take_down
 
         return take_down(self.cluster)
 
     def is_alive(self) -> bool:
-        """Return whether the head's container runs."""
         return any(c.service == "head" and c.state == "running" for c in self._containers())
 
     def runner(self) -> Runner:
-        """Return the head's container."""
         return ContainerRunner(self.cluster)
 
     def runners(self) -> list[tuple[str, Runner]]:
-        """Return the running containers of nodes."""
         nodes = [c for c in self._containers() if c.service in ("head", "worker") and c.state == "running"]
         found: list[tuple[str, Runner]] = [(c.name, ContainerRunner(self.cluster, c.name)) for c in nodes]
         return found or [("head", self.runner())]
@@ -130,7 +124,6 @@ class ComposeKind(Kind):
         return ContainerRunner(self.cluster, found[0].name) if found else None
 
     def head_programs(self) -> list[str]:
-        """Return the command lines of the processes in the head's container."""
         from raydebug.cluster.compose.project import programs_of_head
 
         return programs_of_head(self.cluster)
@@ -160,17 +153,14 @@ class ComposeKind(Kind):
         return {c.address: c.silent_s for c in self._containers() if c.service != "gateway" and c.silent_s}
 
     def why_gateway_down(self) -> str | None:
-        """Return what is wrong with the gateway's container."""
         return self._why_down("gateway", "its container is gone")
 
     def show_logs(self, service: str | None, *, follow: bool) -> int:
-        """Run `docker compose logs`."""
         from raydebug.cluster.compose.project import show_logs
 
         return show_logs(self.cluster, service, follow=follow)
 
     def keep_audit_lines(self) -> None:
-        """Copy the gateway's audit lines from Docker's log."""
         from raydebug.cluster.compose.project import keep_audit_lines
 
         keep_audit_lines(self.cluster)
@@ -195,7 +185,6 @@ class ByHandKind(Kind):
     zone = UTC
 
     def take_down(self) -> list[str]:
-        """Refuse."""
         name = self.cluster.name
         raise UsageError(
             f"cluster '{name}' was not started by raydebug",
@@ -205,21 +194,147 @@ class ByHandKind(Kind):
         )
 
     def runner(self) -> Runner:
-        """Return the head's container."""
         return ContainerRunner(self.cluster)
 
     def show_logs(self, service: str | None, *, follow: bool) -> int:
-        """Run `docker compose logs`."""
         from raydebug.cluster.compose.project import show_logs_by_hand
 
         return show_logs_by_hand(self.cluster.name, service, follow=follow)
 
 
+class JoinedKind(Kind):
+    """A Ray cluster that runs already, and `up --join` has joined: the gateway is a job there."""
+
+    services: tuple[str, ...] = ("gateway",)
+
+    def take_down(self) -> list[str]:
+        """Stop the gateway and remove the token's files; the cluster stays."""
+        from raydebug.cluster import joined
+
+        return joined.leave(self.cluster)
+
+    def runner(self) -> Runner:
+        return NodeRunner(self.cluster, self.cluster.there.head)
+
+    def runners(self) -> list[tuple[str, Runner]]:
+        alive = Dashboard(self.cluster).living_nodes()
+        return [(node["node_ip"], NodeRunner(self.cluster, node["node_ip"])) for node in alive]
+
+    def runner_at(self, ip: str | None) -> Runner | None:
+        return NodeRunner(self.cluster, ip or self.cluster.there.head)
+
+    def why_gateway_down(self) -> str | None:
+        from raydebug.cluster import joined
+
+        try:
+            return joined.why_gateway_down(self.cluster)
+        except RaydebugError as error:  # with its nodes the cluster itself does not answer
+            return error.cause if error.code != "auth.wrong-token" else f"{error.cause}; {error.fix}"
+
+    def show_logs(self, service: str | None, *, follow: bool) -> int:
+        """Print the log of the gateway's job; its end ends `follow`."""
+        shown = ""  # the end of what was printed
+        while True:
+            is_over = not follow or self.why_gateway_down() is not None
+            log = Dashboard(self.cluster).job_logs(self.cluster.there.job)
+            if not is_over:
+                log = log[: log.rfind("\n") + 1]
+            # A host sends the end of a log only: it may begin later than the one before.
+            fresh = log.rpartition(shown)[2] if shown else log
+            for line in fresh.splitlines():
+                render.out(f"gateway | {render.visible(line)}")
+            shown = (shown + fresh)[-REMEMBERED:]
+            if is_over:
+                return Exit.OK
+            time.sleep(max(FOLLOW_EVERY_S, self.cluster.least_poll_s))
+
+    def keep_audit_lines(self) -> None:
+        from raydebug.cluster import joined
+
+        joined.keep_audit_lines(self.cluster)
+
+
+class NodesKind(JoinedKind):
+    """A cluster of `raydebug node` that `up --join` has joined: each node says in the folder how it is.
+
+    A folder that was copied to this machine has no such states: then Ray's own table alone is known.
+    """
+
+    services = ("head", "gateway")
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.cluster.there.node_folder)
+
+    def take_down(self) -> list[str]:
+        """Forget it; its nodes run on."""
+        from raydebug.cluster.node_cluster import leave_folder
+
+        self.keep_audit_lines()
+        leave_folder(self.cluster)
+        return []
+
+    def is_alive(self) -> bool:
+        head = rendezvous.find_head(self._folder)
+        return head is not None and head["id"] == self.cluster.id
+
+    def node_states(self) -> list[NodeState]:
+        return rendezvous.list_nodes(self._folder)
+
+    def why_gone(self) -> str | None:
+        """Return None where the head's node program watches the GCS: it has said so (`broken_nodes`)."""
+        return None if self.node_states() else super().why_gone()
+
+    def broken_nodes(self) -> list[ListedNode]:
+        """Return the nodes as they say, unless the head is up."""
+        states = self.node_states()
+        is_up = any(node["role"] == "head" and node["phase"] == rendezvous.UP for node in states)
+        return [] if is_up else [_row_of(node) for node in states]
+
+    def nodes(self) -> list[ListedNode]:
+        """Return the nodes of Ray's table, and those that are not in it (yet); a dead one has its own reason."""
+        rows = super().nodes()
+        unmatched = [*rows]  # each is one node's: several may have no address yet, "?"
+        for node in self.node_states():
+            row = next((row for row in unmatched if row["ip"] == node["ip"]), None)
+            if row is None:
+                rows.append(_row_of(node))
+                continue
+            unmatched.remove(row)
+            if row["state"] == "dead":
+                row["reason"] = node["reason"] or row["reason"]
+        return rows
+
+    def why_gateway_down(self) -> str | None:
+        states = self.node_states()
+        if not states:
+            return None
+        head = next((node for node in states if node["role"] == "head"), None)
+        if head is None or head["phase"] != rendezvous.UP:
+            return f"its head is not up{': ' + head['phase'] if head else ''}"
+        return head["gateway"]
+
+    def show_logs(self, service: str | None, *, follow: bool) -> int:
+        """Print the logs in the folder; the end of the head ends `follow`."""
+        head = next((node["host"] for node in self.node_states() if node["role"] == "head"), None)
+        if head is None:
+            raise UsageError(
+                "the logs of this cluster are not here", cause=f"{self._folder} is a copy of a folder on its head",
+                fix="read gateway.log and nodes/*.log in the folder of `raydebug node --head` there",
+                code="cluster.joined",
+            )  # fmt: skip
+        logs = {"head": self._folder / rendezvous.NODES / f"{head}.log", "gateway": self._folder / "gateway.log"}
+        return print_logs(logs, service, lambda: not follow or not self.is_alive())
+
+    def keep_audit_lines(self) -> None:
+        with contextlib.suppress(OSError):
+            log = (self._folder / "gateway.log").read_text(encoding="utf-8", errors="replace")
+            audit_log.keep(self.cluster.name, log.splitlines())
+
+
 def kind_of(cluster: Cluster) -> Kind:
     """Return what can be seen and done of a cluster."""
     if cluster.is_of_nodes:
-        from raydebug.cluster.remote_kinds import JoinedKind, NodesKind
-
         return NodesKind(cluster) if cluster.there.node_folder else JoinedKind(cluster)
     here: dict[str, type[Kind]] = {"local": LocalKind, "compose": ComposeKind, "by-hand": ByHandKind}
     return here.get(cluster.kind, Kind)(cluster)
@@ -241,3 +356,9 @@ def _memory_mib(pid: int) -> tuple[int, int]:
     except psutil.Error:
         return 0, 0
     return memory.uss >> 20, (memory.rss - memory.uss) >> 20
+
+
+def _row_of(node: NodeState) -> ListedNode:
+    conditions = {rendezvous.UP: "alive", rendezvous.FAILED: "dead", rendezvous.ENDED: "dead"}
+    condition = conditions.get(node["phase"], "starting")
+    return node_row(node["role"], node["ip"], condition, node["reason"] or node["phase"])

@@ -22,7 +22,7 @@ from raydebug.cluster.ray_node import START_LIMIT_S
 from raydebug.cluster.rendezvous import ENDED, FAILED, UP, Head, NodeState
 from raydebug.cluster.state import Cluster, Remote
 from raydebug.cluster.tunnel import close_way, open_way
-from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted
+from raydebug.cluster.up import UpOptions, raise_if_interrupted, undone_unless_whole
 from raydebug.errors import RaydebugError, UsageError
 
 STARTS_S = START_LIMIT_S + 60.0  # all nodes
@@ -65,16 +65,11 @@ def join_folder(
         rendezvous.check(folder)
         cluster = _record(options, folder, head, earlier, _way(head, folder, through, earlier))
         on_phase("opening the way to its head")
-        try:
-            if earlier is not None and (earlier.there.through, earlier.there.far) != (
-                cluster.there.through, cluster.there.far,
-            ):  # fmt: skip
+        there = cluster.there
+        with undone_unless_whole(lambda: undo_way(cluster, earlier)):
+            if earlier is not None and (earlier.there.through, earlier.there.far) != (there.through, there.far):
                 close_way(earlier)
             return open_way(cluster, options.ports), nodes, earlier is not None
-        except BaseException:
-            with ignore_interrupts():
-                undo_way(cluster, earlier)
-            raise
 
 
 def leave_folder(cluster: Cluster) -> None:

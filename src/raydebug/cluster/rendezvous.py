@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -138,6 +137,8 @@ def take_copy(text: str) -> Path:
     Raises:
         RaydebugError: it is something else.
     """
+    import tempfile  # with `random`; every verb reads the record of a cluster
+
     try:
         document, end = json.JSONDecoder().raw_decode(text)
         head = records.read(document, Head, "it")

@@ -336,11 +336,10 @@ def read_record(name: str) -> Cluster | None:
     path = clusters_dir() / check_name(name) / "cluster.json"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        known = {field.name for field in dataclasses.fields(Cluster)}  # another version may have had other fields
-        kept = {key: value for key, value in document.items() if key in known}
-        kept |= {"folder": Path(document["folder"]), "temp_dir": Path(document["temp_dir"])}
-        kept["remote"] = _remote_of(document)
-        return Cluster(**{**kept, "ports": {purpose: int(port) for purpose, port in document["ports"].items()}})
+        document |= {"folder": Path(document["folder"]), "temp_dir": Path(document["temp_dir"])}
+        document["remote"] = Remote(**document["remote"]) if document["remote"] else None
+        document["ports"] = {purpose: int(port) for purpose, port in document["ports"].items()}
+        return Cluster(**document)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -350,15 +349,6 @@ def read_record(name: str) -> Cluster | None:
             fix=f"remove the folder {path.parent}",
             code="cluster.bad-record",
         ) from error
-
-
-def _remote_of(document: Mapping[str, Any]) -> Remote | None:
-    if document.get("remote"):
-        known = {field.name for field in dataclasses.fields(Remote)}
-        return Remote(**{key: value for key, value in document["remote"].items() if key in known})
-    if document["kind"] == "joined":
-        raise ValueError("it does not say how the cluster is reached: it is of an older version; join it again")
-    return None
 
 
 def known_names() -> list[str]:

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -27,7 +28,13 @@ from raydebug.cluster.environment import without_slurm
 from raydebug.cluster.local import supervisor_of
 from raydebug.cluster.ray_node import below, last_words
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up import choose_ports, choosing_ports, ignore_interrupts, raise_if_interrupted
+from raydebug.cluster.up import (
+    choose_ports,
+    choosing_ports,
+    ignore_interrupts,
+    raise_if_interrupted,
+    undone_unless_whole,
+)
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.process import SAFE_PATH, too_old
 from raydebug.settings.files import open_private
@@ -107,12 +114,9 @@ def open_way(cluster: Cluster, asked: Mapping[str, int | None]) -> Cluster:
         for _ in range(TRIES):
             with choosing_ports(cluster.name) as taken, ignore_interrupts():  # what was started is recorded
                 cluster = _start(_at(cluster, choose_ports(dict(asked), cluster.ports, taken, far)))
-            try:
+            with undone_unless_whole(partial(close_way, cluster)):  # who called has no record of this process yet
                 if _listens(cluster):
                     return cluster
-            except BaseException:  # Ctrl-C; who called has no record of this process yet
-                close_way(cluster)
-                raise
             close_way(cluster)  # it may only be slow
             if TAKEN not in last_said(cluster):  # else another program took a port that was free when it was chosen
                 break

@@ -12,11 +12,10 @@ from raydebug import process
 from raydebug.cluster import audit_log
 from raydebug.cluster.compose import engine
 from raydebug.cluster.compose.engine import Container
-from raydebug.cluster.compose.plan import ENV_FILE_VARIABLE, files_for
+from raydebug.cluster.compose.plan import ENV_FILE_VARIABLE
 from raydebug.cluster.state import DEFAULT_NAME, Cluster
 from raydebug.errors import UsageError
 from raydebug.protocol import variables
-from raydebug.settings.files import compose_dir
 
 UP_TIMEOUT_S = 240.0
 DOWN_TIMEOUT_S = 60.0
@@ -29,9 +28,8 @@ def project_of(name: str) -> str:
 
 def compose_argv(cluster: Cluster, *arguments: str) -> list[str]:
     """Return a `docker compose` command for a cluster."""
-    known = cluster.files or [str(file) for file in files_for(cluster.flavour, {}, compose_dir())]  # an older record
     # A user's file that is gone must not keep `down` from working.
-    files = [file for file in known if arguments[:1] != ("down",) or Path(file).is_file()]
+    files = [file for file in cluster.files if arguments[:1] != ("down",) or Path(file).is_file()]
     chosen = [option for file in files for option in ("--file", file)]
     return ["docker", "compose", "--project-name", project_of(cluster.name), *chosen, *arguments]
 
@@ -39,7 +37,7 @@ def compose_argv(cluster: Cluster, *arguments: str) -> list[str]:
 def compose_variables(cluster: Cluster) -> dict[str, str]:
     """Return the variables that docker-compose.yml reads. Pure."""
     logical = {"WORKER_CPUS": cluster.cpus, "WORKER_GPUS": cluster.gpus}
-    uid, _, gid = (cluster.user or "1000:1000").partition(":")  # what an older version's containers run as
+    uid, _, gid = cluster.user.partition(":")
     return {
         **cluster.settings,
         **{name: str(count) for name, count in logical.items() if count},
