@@ -155,7 +155,6 @@ class Dashboard:
         )
 
     def nodes(self) -> list[NodeRow]:
-        """Return the rows of Ray's node table."""
         return self._rows("nodes", timeout=NODES_TIMEOUT_S)
 
     def living_nodes(self) -> list[NodeRow]:
@@ -217,15 +216,13 @@ class Dashboard:
         self, table: str, *filters: tuple[str, str, str], fits: Callable[[Mapping[str, Any]], bool] = bool
     ) -> Mapping[str, Any] | None:
         """Return the last row of a table of Ray's state API that fits all filters; None if there is none."""
-        rows = [one for one in self._rows(table, *filters, timeout=ROW_TIMEOUT_S) if fits(one)]
+        rows = [row for row in self._rows(table, *filters, timeout=ROW_TIMEOUT_S) if fits(row)]
         return rows[-1] if rows else None
 
     def log_end(self, node_id: str, name: str, lines: int) -> str:
-        """Return the last lines of one of a node's log files."""
         return self._log(node_id, name, lines, timeout=ROW_TIMEOUT_S)
 
     def log_names(self, node_id: str) -> list[str]:
-        """Return the names of a node's log files."""
         params = {"node_id": node_id, "glob": "*"}
         by_kind: dict[str, list[str]] = self._ask("GET", "/api/v0/logs", "data", "result", params=params)
         return [name for names in by_kind.values() for name in names]
@@ -309,7 +306,6 @@ class Dashboard:
         return info
 
     def job_logs(self, submission_id: str) -> str:
-        """Return the whole log of a job's driver."""
         return with_local_names(self._cluster, self.raw_job_logs(submission_id))
 
     def raw_job_logs(self, submission_id: str, *, most_bytes: int | None = None) -> str:
@@ -318,7 +314,6 @@ class Dashboard:
         return str(self._ask("GET", path, "logs", of=str, most_bytes=most_bytes))
 
     def stop_job(self, submission_id: str) -> None:
-        """Ask Ray to stop a job."""
         self._ask("POST", f"/api/jobs/{submission_id}/stop")
 
     def delete_job(self, submission_id: str) -> None:
@@ -326,7 +321,6 @@ class Dashboard:
         self._receive("DELETE", f"/api/jobs/{submission_id}")
 
     def version(self) -> str:
-        """Return the version of Ray."""
         return str(self._ask("GET", "/api/version", "ray_version", of=str))
 
     def asks_for_token(self) -> bool:
@@ -375,9 +369,6 @@ class Dashboard:
         """Return what Ray answers, or the part of it at these keys: a dictionary that has what is needed, or a list.
 
         The items of a list are such dictionaries.
-
-        Raises:
-            RaydebugError: no answer, a refusal, or no answer of Ray's.
         """
         answer = self._receive(method, path, **options)
         try:

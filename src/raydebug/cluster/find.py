@@ -128,7 +128,7 @@ def find_by_labels(name: str) -> Cluster | None:
         services = engine.connect().labelled_services(CLUSTER_LABEL)
     except RaydebugError:
         return None  # without an engine there is none
-    return pick_by_labels(name, services, recorded={project_of(one) for one in known_names()})
+    return pick_by_labels(name, services, recorded={project_of(name) for name in known_names()})
 
 
 def pick_by_labels(name: str, services: list[Service], recorded: set[str]) -> Cluster | None:
@@ -142,7 +142,7 @@ def pick_by_labels(name: str, services: list[Service], recorded: set[str]) -> Cl
     Raises:
         RaydebugError: as `find_by_labels` does.
     """
-    projects = sorted({one.project for one in services if one.service == "head"} - recorded)
+    projects = sorted({service.project for service in services if service.service == "head"} - recorded)
     if name == DEFAULT_NAME and len(projects) > 1:
         raise UsageError(
             "several clusters of docker compose run here",
@@ -181,15 +181,7 @@ def _by_hand(project: str, services: dict[str, Service]) -> Cluster:
 
 
 def _unmanaged(kind: str, name: str, environ: Mapping[str, str], remote: Remote, project: str = "") -> Cluster:
-    """Return a cluster without a record.
-
-    Args:
-        kind: `by-hand`, `joined` or `stock`.
-        name: the name by which messages call it.
-        environ: the cluster's environment, as far as it is known: its id, debugger mode and flavour.
-        remote: how it is reached.
-        project: folder of this machine that its containers have as /workspace.
-    """
+    """Return a cluster without a record; `environ` is its environment, as far as that is known."""
     return Cluster(
         name=name,
         id=environ.get(variables.CLUSTER_ID, ""),
@@ -197,12 +189,8 @@ def _unmanaged(kind: str, name: str, environ: Mapping[str, str], remote: Remote,
         folder=clusters_dir(),
         temp_dir=clusters_dir(),
         python=sys.executable,
-        ports={},
-        cpus=0,
-        gpus=0,
         debugger=mode_of(environ) if environ else DEFAULT_MODE,
         flavour=environ.get("RAYDEBUG_FLAVOUR", "core") if environ else "",
-        created=0.0,
         project=project,
         remote=remote,
     )

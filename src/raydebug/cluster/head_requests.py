@@ -252,8 +252,8 @@ def ask_nodes(cluster: Cluster, request: Mapping[str, Any], limit_s: float = ANS
         raise
     with contextlib.suppress(RaydebugError):
         dashboard = Dashboard(cluster)
-        own = [one for one in dashboard.own_jobs(cluster.id[:8]) if one["submission_id"].startswith(NODES)]
-        ended = sorted((one for one in own if one["status"] in ENDED), key=lambda one: one.get("start_time") or 0)
-        for one in ended[:-1]:  # the last one may have ended just now; see `clear_jobs`
-            _remove(dashboard, one["submission_id"])
+        own = [row for row in dashboard.own_jobs(cluster.id[:8]) if row["submission_id"].startswith(NODES)]
+        ended = sorted((row for row in own if row["status"] in ENDED), key=lambda row: row.get("start_time") or 0)
+        for row in ended[:-1]:  # the last one may have ended just now; see `clear_jobs`
+            _remove(dashboard, row["submission_id"])
     return nodes

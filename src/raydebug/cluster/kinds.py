@@ -96,11 +96,35 @@ class LocalKind(Kind):
         return print_logs(logs, service, lambda: not follow or not self.is_alive())
 
 
-class ComposeKind(Kind):
-    """A cluster of containers that `up` started."""
+class ByHandKind(Kind):
+    """A cluster of containers that docker compose started without raydebug."""
 
+    next_step = "docker compose run --rm job python your_program.py"
     services = ("head", "worker", "gateway")
     zone = UTC
+
+    def take_down(self) -> list[str]:
+        name = self.cluster.name
+        raise UsageError(
+            f"cluster '{name}' was not started by raydebug",
+            cause=f"docker compose started it, as project '{name}'",
+            fix=f"docker compose --project-name {name} down --remove-orphans",
+            code="cluster.by-hand",
+        )
+
+    def runner(self) -> Runner:
+        return ContainerRunner(self.cluster)
+
+    def show_logs(self, service: str | None, *, follow: bool) -> int:
+        from raydebug.cluster.compose.project import show_logs
+
+        return show_logs(self.cluster, service, follow=follow)
+
+
+class ComposeKind(ByHandKind):
+    """A cluster of containers that `up` started."""
+
+    next_step = Kind.next_step
 
     def take_down(self) -> list[str]:
         from raydebug.cluster.compose.lifecycle import take_down
@@ -109,9 +133,6 @@ class ComposeKind(Kind):
 
     def is_alive(self) -> bool:
         return any(c.service == "head" and c.state == "running" for c in self._containers())
-
-    def runner(self) -> Runner:
-        return ContainerRunner(self.cluster)
 
     def runners(self) -> list[tuple[str, Runner]]:
         nodes = [c for c in self._containers() if c.service in ("head", "worker") and c.state == "running"]
@@ -155,11 +176,6 @@ class ComposeKind(Kind):
     def why_gateway_down(self) -> str | None:
         return self._why_down("gateway", "its container is gone")
 
-    def show_logs(self, service: str | None, *, follow: bool) -> int:
-        from raydebug.cluster.compose.project import show_logs
-
-        return show_logs(self.cluster, service, follow=follow)
-
     def keep_audit_lines(self) -> None:
         from raydebug.cluster.compose.project import keep_audit_lines
 
@@ -175,31 +191,6 @@ class ComposeKind(Kind):
         from raydebug.cluster.compose.project import containers
 
         return containers(self.cluster)
-
-
-class ByHandKind(Kind):
-    """A cluster of containers that docker compose started without raydebug."""
-
-    next_step = "docker compose run --rm job python your_program.py"
-    services = ("head", "worker", "gateway")
-    zone = UTC
-
-    def take_down(self) -> list[str]:
-        name = self.cluster.name
-        raise UsageError(
-            f"cluster '{name}' was not started by raydebug",
-            cause=f"docker compose started it, as project '{name}'",
-            fix=f"docker compose --project-name {name} down --remove-orphans",
-            code="cluster.by-hand",
-        )
-
-    def runner(self) -> Runner:
-        return ContainerRunner(self.cluster)
-
-    def show_logs(self, service: str | None, *, follow: bool) -> int:
-        from raydebug.cluster.compose.project import show_logs_by_hand
-
-        return show_logs_by_hand(self.cluster.name, service, follow=follow)
 
 
 class JoinedKind(Kind):

@@ -102,15 +102,15 @@ def take_down(cluster: Cluster) -> list[int]:
     private_folders.remove_private(cluster.temp_dir)
     if not left:
         state.forget(cluster)
-    return [one.pid for one in left]
+    return [program.pid for program in left]
 
 
 def kill_all(find: Callable[[], list[psutil.Process]], deadline: float) -> list[psutil.Process]:
     """Kill processes until none is found, or until a monotonic time in seconds; return those that would not end."""
-    while (left := [one for one in find() if runs(one)]) and time.monotonic() < deadline:
-        for one in left:
+    while (left := [program for program in find() if runs(program)]) and time.monotonic() < deadline:
+        for program in left:
             with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
-                one.kill()
+                program.kill()
         psutil.wait_procs(left, timeout=0.1)
     return left
 
@@ -137,10 +137,10 @@ def marked_processes(cluster: Cluster) -> list[psutil.Process]:
 def processes_with(variable: str, value: str) -> list[psutil.Process]:
     """Return the processes whose environment has a variable with this value, with their descendants."""
     found: dict[int, psutil.Process] = {}
-    for one in psutil.process_iter():
+    for program in psutil.process_iter():
         try:
-            if one.pid != os.getpid() and one.environ().get(variable) == value:
-                found.update({relative.pid: relative for relative in [one, *below(one)]})
+            if program.pid != os.getpid() and program.environ().get(variable) == value:
+                found.update({relative.pid: relative for relative in [program, *below(program)]})
         except (psutil.Error, OSError):
             continue
     return list(found.values())
@@ -149,9 +149,9 @@ def processes_with(variable: str, value: str) -> list[psutil.Process]:
 def programs(cluster: Cluster) -> list[str]:
     """Return the command lines of the cluster's processes."""
     lines = []
-    for one in marked_processes(cluster):
+    for program in marked_processes(cluster):
         with contextlib.suppress(psutil.Error):
-            lines.append(" ".join(one.cmdline()))
+            lines.append(" ".join(program.cmdline()))
     return lines
 
 
@@ -199,11 +199,7 @@ def _undo(name: str) -> None:
 
 
 def _phase_of(cluster: Cluster) -> tuple[str, bool]:
-    """Return the phase in the supervisor's status, and whether the cluster is up.
-
-    Raises:
-        RaydebugError: the cluster or its supervisor has ended.
-    """
+    """Return the phase in the supervisor's status, and whether the cluster is up."""
     status = state.read_status(cluster)
     phase = status["phase"]
     if phase == "dead" or (phase != "up" and not is_alive(cluster)):

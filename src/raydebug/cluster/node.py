@@ -200,10 +200,9 @@ def run(options: NodeOptions) -> tuple[str | None, bool]:
 
 
 def _refuse_running(folder: Path) -> None:
-    """Refuse the folder of a cluster that runs: it would end with its head's file.
+    """Refuse the folder of a cluster whose head answers: it would end with its head's file.
 
-    Raises:
-        RaydebugError: its head answers. That of a job which is queued again may still do so, and is replaced.
+    The head of a job which is queued again may still answer, and is replaced.
     """
     head = None
     with contextlib.suppress(RaydebugError):  # a broken file is replaced
@@ -250,11 +249,7 @@ def _keep(options: NodeOptions, folder: Path, host: str, stop: Stop, told: int, 
 
 
 def _refuse_second(folder: Path) -> None:
-    """Refuse to join on the host of the head, whose temp dir and name of a file this node would have.
-
-    Raises:
-        RaydebugError: the head is here.
-    """
+    """Refuse to join on the host of the head, whose temp dir and name of a file this node would have."""
     head = None
     with contextlib.suppress(RaydebugError):
         head = rendezvous.find_head(folder)
@@ -351,11 +346,7 @@ def _plan(options: NodeOptions, folder: Path, temp_dir: Path, host: str, head: H
 
 
 def _block(ports: str | None, cpus: int) -> tuple[int, int, int]:
-    """Return the first port that may be used, the first one of Ray's workers, and the last one; 0 for any. Pure.
-
-    Raises:
-        RaydebugError: it is no block that is large enough.
-    """
+    """Return the first port that may be used, the first one of Ray's workers, and the last one; 0 for any. Pure."""
     found = re.fullmatch(r"(\d{4,5})-(\d{4,5})", ports or "0000-0000", re.ASCII)
     first, last = (int(found[1]), int(found[2])) if found else (0, -1)
     least = max(BLOCK_PORTS, cpus + 2 * OWN_PORTS)
@@ -421,9 +412,9 @@ def address_toward(peers: Iterable[str], interface: str | None) -> str:
         RaydebugError: there is none.
     """
     if interface is not None:
-        for one in psutil.net_if_addrs().get(interface, ()):
-            if one.family == socket.AF_INET:
-                return one.address
+        for address in psutil.net_if_addrs().get(interface, ()):
+            if address.family == socket.AF_INET:
+                return address.address
         problem = f"this host has no interface {interface} with an address of IPv4"
     else:
         for peer in peers:

@@ -79,14 +79,10 @@ def leave_folder(cluster: Cluster) -> None:
 
 
 def _way(head: Head, folder: Path, through: str | None, earlier: Cluster | None) -> str:
-    """Return the command that leads to the head; empty where it is this machine.
-
-    Raises:
-        RaydebugError: it is another one, and nothing says how to reach it.
-    """
+    """Return the command that leads to the head; empty where it is this machine."""
     if through is not None:
         return through.strip()
-    own = {one.address for each in psutil.net_if_addrs().values() for one in each}
+    own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
     if head["ip"] in own:
         return ""
     if earlier is not None and earlier.there.through and not earlier.there.slurm_job:
@@ -112,8 +108,8 @@ def _record(options: UpOptions, folder: Path, head: Head, earlier: Cluster | Non
         job_ends=time.time() + left if job and (left := slurm.left_s(job)) != float("inf") else 0.0,
     )  # fmt: skip
     cluster = earlier or Cluster(
-        name=options.name, id=uuid.uuid4().hex, kind="joined", folder=own, temp_dir=own, python="", ports={}, cpus=0,
-        gpus=0, debugger="", flavour="", created=time.time(), remote=remote,
+        name=options.name, id=uuid.uuid4().hex, kind="joined", folder=own, temp_dir=own, python="",
+        created=time.time(), remote=remote,
     )  # fmt: skip
     return replace(
         cluster, id=head["id"], python=head["python"], ray=head["ray"], flavour=head["flavour"], gpus=head["gpus"],
@@ -125,9 +121,6 @@ def _wait_until_up(folder: Path, on_phase: Callable[[str], None]) -> tuple[Head,
     """Return the head and all nodes, once each is up or has failed, or is late and the head is up.
 
     A folder without states of nodes is a copy, made on this machine once all of them were up.
-
-    Raises:
-        RaydebugError: the head has failed or ended, or has not come up in time.
     """
     deadline, said = time.monotonic() + STARTS_S, ""
     while True:

@@ -112,9 +112,6 @@ def _as_listed(host: str, port: int) -> set[str]:
     """Return the forms of an address: a socket of IPv6 lists an address of IPv4 as ::ffff:ADDRESS."""
     packed = ipaddress.ip_address(host).packed
     forms = [packed] if len(packed) == 16 else [packed, bytes(10) + b"\xff\xff" + packed]
-    return {f"{_in_words(form)}:{port:04x}".upper() for form in forms}
-
-
-def _in_words(packed: bytes) -> str:
-    words = [packed[i : i + 4] for i in range(0, len(packed), 4)]
-    return "".join((word[::-1] if sys.byteorder == "little" else word).hex() for word in words)
+    step = -1 if sys.byteorder == "little" else 1
+    words = ("".join(form[i : i + 4][::step].hex() for i in range(0, len(form), 4)) for form in forms)
+    return {f"{hexadecimal}:{port:04x}".upper() for hexadecimal in words}

@@ -31,11 +31,9 @@ class LocalRunner:
     python: str
 
     def folder(self, here: Path) -> str:
-        """Return the folder itself."""
         return str(here)
 
     def here(self, there: str) -> Path:
-        """Return the file itself; the inverse of `folder`."""
         return Path(there)
 
     def has_program(self, name: str, working_dir: Path) -> bool:
@@ -87,7 +85,6 @@ class ContainerRunner:
         return self.cluster.project / path.relative_to(WORKSPACE) if path.is_relative_to(WORKSPACE) else path
 
     def has_program(self, name: str, working_dir: Path) -> bool:
-        """Ask the head."""
         question = "import shutil, sys; sys.exit(shutil.which(sys.argv[1]) is None)"
         code, _ = self._run(["-c", question, name], working_dir)
         return code == 0

@@ -109,12 +109,12 @@ class Cluster:
     folder: Path
     temp_dir: Path
     python: str
-    ports: dict[str, int]
-    cpus: int
-    gpus: int
-    debugger: str
-    flavour: str
-    created: float
+    ports: dict[str, int] = dataclasses.field(default_factory=dict)
+    cpus: int = 0
+    gpus: int = 0
+    debugger: str = ""
+    flavour: str = ""
+    created: float = 0.0
     supervisor_pid: int = 0
     supervisor_birth: str = ""
     owner: int = 0

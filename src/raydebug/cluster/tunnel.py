@@ -148,7 +148,7 @@ def _listens(cluster: Cluster) -> bool:
     while (found := supervisor_of(cluster)) is not None and time.monotonic() < deadline:
         raise_if_interrupted()
         with contextlib.suppress(psutil.Error):
-            open_ports = {one.laddr.port for one in found.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+            open_ports = {at.laddr.port for at in found.net_connections("tcp") if at.status == psutil.CONN_LISTEN}
             if open_ports.issuperset(cluster.ports.values()):
                 return True
         time.sleep(0.02)
@@ -183,9 +183,9 @@ def close_way(cluster: Cluster) -> None:
     if found is None:
         return
     family = [found, *below(found)]
-    for one in family:
+    for program in family:
         with contextlib.suppress(psutil.Error):  # it has ended, or is another user's, as below sudo
-            one.terminate()
-    for one in psutil.wait_procs(family, timeout=ENDS_S)[1]:
+            program.terminate()
+    for program in psutil.wait_procs(family, timeout=ENDS_S)[1]:
         with contextlib.suppress(psutil.Error):
-            one.kill()
+            program.kill()

@@ -125,11 +125,7 @@ def _copy(cluster: Cluster, here: Path) -> str:
 
 
 def _resources(cluster: Cluster, dashboard: Dashboard) -> str:
-    """Return the folder of the nodes in which Ray unpacks packages: a word of each raylet's command line names it.
-
-    Raises:
-        RaydebugError: they have different ones, or no node's agent has reported.
-    """
+    """Return the folder of the nodes in which Ray unpacks packages: a word of each raylet's command line names it."""
     found: dict[str, str] = {}
     deadline = time.monotonic() + REPORTS_WITHIN_S
     while not found and time.monotonic() < deadline:
@@ -224,10 +220,10 @@ def _walk(folder: Path) -> Iterator[tuple[Path, bool]]:
             code="run.folder-is-home",
         )
     for at, folders, files in os.walk(folder):
-        inner = [one for one in folders if one not in IGNORED and not Path(at, one, "pyvenv.cfg").exists()]
-        whole = [one for one in inner if Path(at, one, ".git").exists() or Path(at, one).is_symlink()]
+        inner = [name for name in folders if name not in IGNORED and not Path(at, name, "pyvenv.cfg").exists()]
+        whole = [name for name in inner if Path(at, name, ".git").exists() or Path(at, name).is_symlink()]
         folders[:] = [
-            one for one in inner if one not in whole and not _is_secret(folder, Path(at, one).relative_to(folder))
+            name for name in inner if name not in whole and not _is_secret(folder, Path(at, name).relative_to(folder))
         ]
         yield from ((Path(at, name).relative_to(folder), False) for name in (*files, *whole))
 

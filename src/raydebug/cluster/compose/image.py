@@ -170,11 +170,7 @@ def _ask_engine() -> dict[str, Any]:
 
 
 def _explain_failure(told: Mapping[str, Any], base: str) -> None:
-    """Say what a failed build's last lines do not.
-
-    Raises:
-        RaydebugError: the engine's disk is full, or there is no such base.
-    """
+    """Say what a failed build's last lines do not: the engine's disk is full, or there is no such base."""
     folder = engine_folder(str(told.get("DockerRootDir") or ""), os.environ.get("DOCKER_HOST", ""))
     if folder and (have_bytes := free_bytes(folder)) < FULL_BYTES:
         raise RaydebugError(

@@ -66,10 +66,13 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
         ours = found.containers(project) if running is not None else []
         if running is not None and ours:
             refuse_other_ports(options, running)
-            if all(one.is_ready for one in ours):
+            if all(container.is_ready for container in ours):
                 return running, False
             _look_at_project_file(running, settings_of(running), yes=options.yes)
-            return _restart_ended(running, found, on_phase), True
+            on_phase("starting what has ended")  # the others are left; a failure takes nothing down
+            _create(running, found, on_phase, "--no-recreate")  # a new image must not end a node with its pauses
+            wait_until_ready(found, running, on_phase)
+            return running, True
         given = _read_given(options)
         flavour = preflight.check_machine(found, options.flavour, options.workers)
         caches = found.volumes(project)
@@ -96,7 +99,7 @@ def _read_given(options: UpOptions) -> Given:
 
 def _begin(options: UpOptions, given: Given, flavour: str, found: Engine, on_phase: Callable[[str], None]) -> Cluster:
     host, sizes = sizes_of(found, flavour, given.variables, workers=options.workers, logical_gpus=options.gpus or 0)
-    cluster = _plan(options, given, flavour, {one.name: one.value for one in sizes}, found)
+    cluster = _plan(options, given, flavour, {size.name: size.value for size in sizes}, found)
     settings = settings_of(cluster)
     _look_at_project_file(cluster, settings, yes=options.yes)
     preflight.refuse_small_shared_memory(settings)
@@ -109,11 +112,7 @@ def _begin(options: UpOptions, given: Given, flavour: str, found: Engine, on_pha
 
 
 def _look_at_project_file(cluster: Cluster, merged: dict[str, Any], *, yes: bool) -> None:
-    """Name the compose file of the project that is merged, before anything starts.
-
-    Raises:
-        RaydebugError: it asks for what `--mount` refuses, and the user has not said yes (exit 2).
-    """
+    """Name the compose file of the project that is merged, before anything starts; refuse what `--mount` refuses."""
     files = of_project(cluster.files)
     if not files:
         return
@@ -145,14 +144,6 @@ def _clear_begun(name: str, found: Engine, caches: list[str]) -> None:
             code=engine.UNUSABLE,
             exit_code=Exit.NO_ENGINE,
         ) from failure
-
-
-def _restart_ended(cluster: Cluster, found: Engine, on_phase: Callable[[str], None]) -> Cluster:
-    """Start the containers that have ended, and leave the others; a failure takes nothing down."""
-    on_phase("starting what has ended")
-    _create(cluster, found, on_phase, "--no-recreate")  # a newly built image must not end a node with its pauses
-    wait_until_ready(found, cluster, on_phase)
-    return cluster
 
 
 def take_down(cluster: Cluster) -> list[str]:

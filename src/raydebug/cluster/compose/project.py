@@ -98,19 +98,11 @@ def settings_of(cluster: Cluster) -> dict[str, Any]:
 
 
 def show_logs(cluster: Cluster, service: str | None, *, follow: bool) -> int:
-    """Run `docker compose logs` for a cluster that `up` started, and return its exit code."""
-    argv = compose_argv(cluster, "logs", *_logs_arguments(service, follow=follow))
-    return process.hand_over(argv, env=_environment(cluster, "logs"))
-
-
-def show_logs_by_hand(project: str, service: str | None, *, follow: bool) -> int:
-    """Run `docker compose logs` for a project that raydebug did not start, and return its exit code."""
-    arguments = _logs_arguments(service, follow=follow)
-    return process.hand_over(["docker", "compose", "--project-name", project, "logs", *arguments])
-
-
-def _logs_arguments(service: str | None, *, follow: bool) -> list[str]:
-    return [*(["--follow"] if follow else []), *([service] if service else [])]
+    """Run `docker compose logs` for a cluster, and return its exit code."""
+    arguments = ["logs", *(["--follow"] if follow else []), *([service] if service else [])]
+    if cluster.kind == "by-hand":
+        return process.hand_over(["docker", "compose", "--project-name", cluster.name, *arguments])
+    return process.hand_over(compose_argv(cluster, *arguments), env=_environment(cluster, "logs"))
 
 
 def keep_audit_lines(cluster: Cluster) -> None:

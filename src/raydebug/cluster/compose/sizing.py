@@ -102,7 +102,8 @@ def settings_for(host: Host, *, workers: int = 1, logical_gpus: int = 0) -> list
     cpus = max(host.cores, CPUS_LEAST, CPUS_PER_GPU * ranks + CPUS_BESIDE)
     head_cpus = _within(2, host.cores // 8, 4)
     threads = threads_of(host.cores, ranks)
-    pids = _pids(threads, host.pids)
+    pids = max(PIDS_LEAST, 1 << (threads - 1).bit_length())
+    pids = min(pids, host.pids // 2) if host.pids else pids
     of_worker = f"{usable} GiB less {head} (head) and {GATEWAY_GIB} (gateway)"
     of_worker += f", shared by {workers} workers" if workers > 1 else ""
     if host.gpus_bytes:
@@ -141,12 +142,7 @@ def threads_of(cores: int, ranks: int) -> int:
 
 def as_env(settings: list[Setting]) -> str:
     """Return settings as lines of a .env, each with its arithmetic above it."""
-    return "".join(f"# {one.why}\n{one.name}={one.value}\n" for one in settings)
-
-
-def _pids(threads: int, of_host: int) -> int:
-    wanted = max(PIDS_LEAST, 1 << (threads - 1).bit_length())
-    return min(wanted, of_host // 2) if of_host else wanted
+    return "".join(f"# {setting.why}\n{setting.name}={setting.value}\n" for setting in settings)
 
 
 def _within(least: int, value: int, most: int) -> int:
