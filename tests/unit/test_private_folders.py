@@ -43,7 +43,7 @@ def test_s4_state_folders_under_umask_0(without_umask, tmp_path):
     ports = dict.fromkeys(("dial", "gateway"), 1)
     supervisor.Supervisor(dataclasses.replace(made, ports=ports))._start(["true"], folder / "ray.log").wait()
     state.keep_logs(made)
-    planned = local._plan(UpOptions(name="y"), sys.executable, local.Environment("core", "2.60.0"), folder, {})
+    planned = local._plan(UpOptions(name="y"), sys.executable, local.Environment("core", "2.60.0"))
     planned.temp_dir.rmdir()
     server.Server(str(made.pool_socket), str(made.pool_status))._write_status()
     modes = {str(p.relative_to(tmp_path)): oct(p.stat().st_mode & 0o777) for p in tmp_path.rglob("*")}

@@ -212,7 +212,7 @@ def stop_job(cluster: Cluster, job: str, limit_s: float = 15.0, *, comes_within_
     return False
 
 
-def clear_jobs(cluster: Cluster, *, rounds: int = 6) -> None:
+def clear_jobs(cluster: Cluster) -> None:
     """Remove all of raydebug's jobs of this cluster from Ray's table, once they have ended.
 
     Ray looks at a job once a second, and lists one again, as failed, that was removed just after its end
@@ -220,7 +220,7 @@ def clear_jobs(cluster: Cluster, *, rounds: int = 6) -> None:
     has been seen twice; a busy head looks later than a second.
     """
     dashboard, seen_none = Dashboard(cluster), 0
-    for _ in range(rounds):
+    for _ in range(6):
         time.sleep(MONITORED_EVERY_S)
         own = dashboard.own_jobs(cluster.id[:8])
         for job in own:

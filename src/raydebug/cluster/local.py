@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 
@@ -73,12 +72,12 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
                 _start_gateway_again(running, on_phase)
             return running, False
         python = find_interpreter(options.python)
-        found = probe_environment(python)
-        folder = state.make_folder(options.name)
-        remembered = _clear_remains(running, folder)
+        environment = probe_environment(python)
+        if running is not None:  # its supervisor was killed, and its children may still run
+            take_down(running)
         private_folders.remove_private(state.kept_logs(options.name))
         with undone_unless_whole(lambda: _undo(options.name)):
-            cluster = _start(_plan(options, python, found, folder, remembered))
+            cluster = _start(_plan(options, python, environment))
             wait_until_up(cluster.name, lambda: _phase_of(cluster), on_phase, limit_s=UP_TIMEOUT_S, every_s=0.05)
         return cluster, True
 
@@ -155,8 +154,8 @@ def programs(cluster: Cluster) -> list[str]:
     return lines
 
 
-def _plan(options: UpOptions, python: str, found: Environment, folder: Path, remembered: dict[str, int]) -> Cluster:
-    gpus = choose_gpus(options.gpus, os.environ)
+def _plan(options: UpOptions, python: str, environment: Environment) -> Cluster:
+    folder, gpus = state.make_folder(options.name), choose_gpus(options.gpus, os.environ)
     state.make_token(folder)
     with choosing_ports(options.name) as taken:
         cluster = Cluster(
@@ -166,15 +165,15 @@ def _plan(options: UpOptions, python: str, found: Environment, folder: Path, rem
             folder=folder,
             temp_dir=private_folders.make_temporary("rd-", TEMP_PATH_BYTES - len("/r")),
             python=python,
-            ports=choose_ports(options.ports, remembered, taken),
+            ports=choose_ports(options.ports, remembered_ports(folder), taken),
             cpus=options.cpus or cpus_for(gpus),
             gpus=gpus,
             debugger=options.debugger,
             owner=options.owner or 0,
-            flavour=found.flavour,
+            flavour=environment.flavour,
             prefork=options.prefork,
             created=time.time(),
-            ray=found.ray,
+            ray=environment.ray,
         )
         open_private(cluster.numbers_file, "wb").close()  # a gateway that finds no file takes it for lost
         state.save_cluster(cluster)
@@ -233,10 +232,3 @@ def _start_gateway_again(cluster: Cluster, on_phase: Callable[[str], None]) -> N
         fix=f"read {cluster.folder / 'gateway.log'}",
         code="gateway.not-up",
     )
-
-
-def _clear_remains(old: Cluster | None, folder: Path) -> dict[str, int]:
-    """Remove what an earlier cluster of this name left behind; return its ports."""
-    if old is not None:  # its supervisor was killed, and its children may still run
-        take_down(old)
-    return remembered_ports(folder)

@@ -235,20 +235,6 @@ def connect_to_change() -> Engine:
         RaydebugError: the engine or docker compose cannot be used (exit 5).
     """
     found = connect()
-    _check_compose()
-    return found
-
-
-def engine_answers() -> str | None:
-    """Return None if an engine can be used, else why not, in one line."""
-    try:
-        connect_to_change()
-    except RaydebugError as failure:
-        return failure.what
-    return None
-
-
-def _check_compose() -> None:
     try:
         printed = process.run(["docker", "compose", "version", "--short"], timeout_s=CONNECT_TIMEOUT_S)
     except process.CommandFailed as failure:
@@ -261,6 +247,16 @@ def _check_compose() -> None:
         raise _unusable(
             f"docker compose is too old ({printed.strip()})", f"{needed} is needed", "update the compose plug-in"
         )
+    return found
+
+
+def engine_answers() -> str | None:
+    """Return None if an engine can be used, else why not, in one line."""
+    try:
+        connect_to_change()
+    except RaydebugError as failure:
+        return failure.what
+    return None
 
 
 def _explain(error: Exception, where: str) -> RaydebugError:
