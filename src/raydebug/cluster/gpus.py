@@ -79,11 +79,11 @@ def _describe(pynvml: Any, handle: Any, driver: str) -> Gpu:
     with unsaid:
         bits = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     with unsaid:
-        pids = tuple(one.pid for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        pids = tuple(program.pid for program in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
     slowed_by = tuple(words for bit, words in SLOWED_BY.items() if bits & bit)
     uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
     return Gpu(str(uuid), int(generation), str(name), driver, int(memory_bytes), slowed_by, pids)
 
 
 if __name__ == "__main__":  # on a node of a cluster: the last line of the output has its GPUs
-    sys.stdout.write(f"\n{json.dumps([asdict(one) for one in list_gpus()[0]])}\n")
+    sys.stdout.write(f"\n{json.dumps([asdict(gpu) for gpu in list_gpus()[0]])}\n")

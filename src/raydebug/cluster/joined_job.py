@@ -231,18 +231,18 @@ def join(request: dict[str, Any]) -> tuple[dict[str, Any], list[socket.socket]]:
     (folder / "numbers").touch(mode=0o600)
     answer = {"nodes": nodes, "head": head, "gcs": ray.get_runtime_context().gcs_address}
     answer["logs"] = ray._private.worker._global_node.get_logs_dir_path()
-    answer["ports"] = beside or [one.getsockname()[1] for one in sockets]
+    answer["ports"] = beside or [listener.getsockname()[1] for listener in sockets]
     return answer, sockets
 
 
 def _become_gateway(folder: str, sockets: list[socket.socket]) -> None:
     os.environ[variables.TOKEN_PATH] = str(Path(folder) / TOKEN)
     argv = [sys.executable, "-P", "-m", "raydebug.gateway", "--numbers-file", str(Path(folder) / "numbers")]
-    for part, one in zip(("client", "dial"), sockets, strict=True):
-        one.set_inheritable(True)
-        host, port = one.getsockname()[:2]
+    for part, listener in zip(("client", "dial"), sockets, strict=True):
+        listener.set_inheritable(True)
+        host, port = listener.getsockname()[:2]
         argv += ["--host" if part == "client" else "--dial-host", host, f"--{part}-port", str(port)]
-        argv += [f"--{part}-fd", str(one.fileno())]
+        argv += [f"--{part}-fd", str(listener.fileno())]
     os.execv(sys.executable, argv)  # noqa: S606 - this job is the gateway from here on
 
 

@@ -292,11 +292,11 @@ class Keeper:
     def _reap_adopted(self) -> None:
         """Reap zombie descendants that were reparented to us."""
         own = {child.pid for child in self._started}  # Popen reaps these itself
-        for one in psutil.Process().children():
-            if one.pid not in own:
+        for child in psutil.Process().children():
+            if child.pid not in own:
                 with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
-                    if one.status() == psutil.STATUS_ZOMBIE:
-                        os.waitpid(one.pid, os.WNOHANG)
+                    if child.status() == psutil.STATUS_ZOMBIE:
+                        os.waitpid(child.pid, os.WNOHANG)
 
     def _end_all(self) -> None:
         if self._node is not None:
@@ -332,12 +332,12 @@ def _reap() -> None:
 def end_descendants(but: int | None = None, reap: Callable[[], None] = _reap) -> None:
     """Kill all processes below this one, adopted ones too, but for one child; `reap` collects what has ended."""
     for _ in range(20):  # a process that ends may still start another
-        left = [one for one in psutil.Process().children(recursive=True) if one.pid != but]
+        left = [program for program in psutil.Process().children(recursive=True) if program.pid != but]
         if not left:
             break
-        for one in left:
+        for program in left:
             with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
-                one.kill()
+                program.kill()
         psutil.wait_procs(left, timeout=0.2)
         reap()
 

@@ -136,7 +136,8 @@ class RayNode:
 
     def __init__(self, ray_pid: int, pages: Mapping[str, str]) -> None:
         self._ray = psutil.Process(ray_pid)
-        self._programs = {PROGRAMS[name]: one for one in below(self._ray) if (name := _known(one.name, "")) in PROGRAMS}
+        names = ((_known(program.name, ""), program) for program in below(self._ray))
+        self._programs = {PROGRAMS[name]: program for name, program in names if name in PROGRAMS}
         self._parts = [Part(name) for name in pages]
         self._closed = threading.Event()
         self._stack = ""
@@ -149,7 +150,7 @@ class RayNode:
 
     def look(self) -> NodeCondition:
         """Return the node's condition now. Fast, except the first time that it is hung."""
-        found = judge([name for name, one in self._programs.items() if not runs(one)], self._parts)
+        found = judge([name for name, program in self._programs.items() if not runs(program)], self._parts)
         if found.state != "hung":
             self._stack = ""
             return found
@@ -165,10 +166,10 @@ class RayNode:
         """Return the state of the processes behind the silent part, and the stack of the one that is Python."""
         part = max(self._parts, key=lambda part: part.silent_s).name
         said = [f"{part}: {_state(self._programs[part])}"] if part in self._programs else []
-        for one in below(self._ray):
-            arguments: list[str] = _known(one.cmdline, [])
+        for program in below(self._ray):
+            arguments: list[str] = _known(program.cmdline, [])
             if any(argument.endswith(_SERVERS[part]) for argument in arguments):
-                said.append(f"stack of its page's process ({_state(one)}): {stack_of(one.pid)}")
+                said.append(f"stack of its page's process ({_state(program)}): {stack_of(program.pid)}")
                 break
         return "; ".join(said)
 

@@ -123,13 +123,13 @@ class Engine:
     def containers(self, project: str) -> list[Container]:
         """Return the containers of a project, also those that have ended."""
         found = self._client.containers.list(all=True, filters={"label": f"{PROJECT_LABEL}={project}"})
-        return sorted((_describe(one) for one in found), key=lambda c: (c.service != "head", c.name))
+        return sorted((_describe(container) for container in found), key=lambda c: (c.service != "head", c.name))
 
     @_explained
     def labelled_services(self, label: str) -> list[Service]:
         """Return the running containers of compose projects that carry a label."""
         found = self._client.containers.list(filters={"label": [label, PROJECT_LABEL]})
-        return [_describe_service(one, label) for one in found]
+        return [_describe_service(container, label) for container in found]
 
     @_explained
     def last_words(self, container: Container) -> str:
@@ -173,9 +173,9 @@ class Engine:
     @_explained
     def publisher_of(self, port: int) -> str | None:
         """Return the name of the running container that publishes a port on this host, with its image."""
-        for one in self._client.api.containers():
-            if any(p.get("PublicPort") == port for p in one.get("Ports") or []):
-                return f"{one['Names'][0].lstrip('/')} (image {one['Image']})"
+        for row in self._client.api.containers():
+            if any(p.get("PublicPort") == port for p in row.get("Ports") or []):
+                return f"{row['Names'][0].lstrip('/')} (image {row['Image']})"
         return None
 
     @_explained

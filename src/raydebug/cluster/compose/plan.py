@@ -112,10 +112,10 @@ def sizes_of(
     """Return the host of the engine, and those sizes for its containers that the user does not set."""
     host = look_at_host(with_gpus=flavour in GPU_FLAVOURS, engine=found.machine())
     wanted = settings_for(host, workers=workers, logical_gpus=logical_gpus)
-    taken = {one.name for one in wanted if variables.get(one.name)}
+    taken = {size.name for size in wanted if variables.get(size.name)}
     if taken & set(TOGETHER):
         taken |= set(TOGETHER)
-    return host, [one for one in wanted if one.name not in taken]
+    return host, [size for size in wanted if size.name not in taken]
 
 
 def files_for(flavour: str, variables: Mapping[str, str], project: Path) -> list[Path]:
@@ -126,7 +126,7 @@ def files_for(flavour: str, variables: Mapping[str, str], project: Path) -> list
     """
     if variables.get("COMPOSE_FILE"):
         separator = variables.get("COMPOSE_PATH_SEPARATOR") or os.pathsep
-        return [Path(one).absolute() for one in variables["COMPOSE_FILE"].split(separator) if one]
+        return [Path(name).absolute() for name in variables["COMPOSE_FILE"].split(separator) if name]
     ours = ["docker-compose.yml"] + ([] if flavour in GPU_FLAVOURS else ["docker-compose.cpu.yml"])
     folders = [compose_dir()]
     if not any((project / name).exists() for name in COMPOSE_NAMES):
@@ -146,8 +146,8 @@ def parse_mounts(options: list[str], variable: str) -> list[Mount]:
     Raises:
         RaydebugError: one cannot be mounted, or its folder is missing (exit 2).
     """
-    of_variable = [one for one in variable.split(",") if one.strip()]
-    asked = [*(("--mount", one) for one in options), *((MOUNTS_VARIABLE, one) for one in of_variable)]
+    of_variable = [text for text in variable.split(",") if text.strip()]
+    asked = [*(("--mount", text) for text in options), *((MOUNTS_VARIABLE, text) for text in of_variable)]
     mounts = [_parse_mount(where, text.strip()) for where, text in asked]
     for index, mount in enumerate(mounts):
         if mount.target in [earlier.target for earlier in mounts[:index]]:
@@ -170,11 +170,11 @@ def hub_mount(environ: Mapping[str, str]) -> Mount:
 def as_compose(mounts: list[Mount]) -> str:
     """Return the compose file that adds mounts to the nodes and jobs."""
     volumes = [
-        {"type": "bind", "source": one.source, "target": one.target, "read_only": one.read_only,
-         "bind": {"create_host_path": False}} for one in mounts
+        {"type": "bind", "source": mount.source, "target": mount.target, "read_only": mount.read_only,
+         "bind": {"create_host_path": False}} for mount in mounts
     ]  # fmt: skip
     service: dict[str, Any] = {"volumes": volumes}
-    if any(one.target == HUB_TARGET for one in mounts):
+    if any(mount.target == HUB_TARGET for mount in mounts):
         service["environment"] = {"HF_HOME": HUB_TARGET}
     return json.dumps({"services": dict.fromkeys(MOUNTED_IN, service)}, indent=2)
 
