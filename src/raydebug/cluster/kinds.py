@@ -58,7 +58,7 @@ class LocalKind(Kind):
         """Return the head as the supervisor sees it, unless it is up and answers."""
         host = self.cluster.host
         if not self.is_alive():
-            return [node_row("head", host, "dead", "its supervisor is gone (killed, or the machine was restarted)")]
+            return [node_row("head", host, "dead", self.why_head_ended())]
         status = state.read_status(self.cluster)
         if status["phase"] != "up":
             condition = "dead" if status["phase"] == "dead" else "starting"

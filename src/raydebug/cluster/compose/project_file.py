@@ -46,7 +46,10 @@ def foreign_rights(ours: Mapping[str, Any], merged: Mapping[str, Any]) -> list[s
         changed = [key for key in {**mine, **service} if mine.get(key) != service.get(key)]
         kept = [key for key in changed if key not in FREE | {"environment", "volumes"}]
         found += [f"{name}: {key} {str(service.get(key))[:80]}" for key in kept]
-        found += [f"{name}: {variable}" for variable in _variables(mine, service)]
+        before, after = mine.get("environment") or {}, service.get("environment") or {}
+        for variable in sorted({**before, **after}):
+            if variable.startswith(_KEPT_VARIABLES) and before.get(variable) != after.get(variable):
+                found.append(f"{name}: {variable}={after.get(variable, '')}")
     for name, volume in _new_volumes(ours, merged):
         why = _why_no_volume(volume)
         if why:
@@ -73,13 +76,6 @@ def refuse_foreign_rights(files: list[str], asked: list[str]) -> None:
             fix="read that file; `raydebug up --yes` merges it all the same, COMPOSE_FILE names other files",
             code="compose.foreign-rights",
         )
-
-
-def _variables(mine: Mapping[str, Any], service: Mapping[str, Any]) -> Iterator[str]:
-    before, after = mine.get("environment") or {}, service.get("environment") or {}
-    for name in sorted({**before, **after}):
-        if name.startswith(_KEPT_VARIABLES) and before.get(name) != after.get(name):
-            yield f"{name}={after.get(name, '')}"
 
 
 def _new_volumes(ours: Mapping[str, Any], merged: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
