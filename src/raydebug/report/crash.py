@@ -56,13 +56,13 @@ def crash_page(document: SnapshotDocument, command: str = "") -> str:
         tag("span", moment(summary.get("at"))),
     ]
     head = tag("header", tag("p", about, class_="kicker"), tag("h1", title), tag("p", ", ".join(who(known))), chain)
-    shown = raised_frames(document)
+    shown, gpus = raised_frames(document), document.get("gpu_memory")
     others = sorted({*range(len(document["frames"]))} - {*shown})
     parts = [
         _frames(document, values, shown, "Frames", is_open=True),
         _frames(document, values, others, "Frames of the other exceptions") if others else None,
         _tensors(document, values),
-        _gpu_memory(document),
+        section("GPU memory", tag("pre", "\n".join(gpu_memory_lines(gpus)))) if gpus is not None else None,
         _process(document, command),
     ]
     return page(title, head, tag("main", parts))
@@ -117,12 +117,6 @@ def _tensors(document: SnapshotDocument, values: Values) -> Markup | None:
     head = ["name", "in", "shape", "device", "min", "max", "mean", "NaN", "Inf", "memory", "note"]
     note = "Tensors with equal entries under memory share their memory."
     return section("Tensors", wide_table("tensors", "tensors", head, rows), note=note)
-
-
-def _gpu_memory(document: SnapshotDocument) -> Markup | None:
-    if "gpu_memory" not in document:
-        return None
-    return section("GPU memory", tag("pre", "\n".join(gpu_memory_lines(document["gpu_memory"]))))
 
 
 def _process(document: SnapshotDocument, command: str) -> Markup:

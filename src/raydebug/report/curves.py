@@ -37,33 +37,25 @@ def step_row(run: Run, axis: Axis) -> list[Markup]:
     seconds = [step["seconds"] for step in run.steps]
     high = ceiling(max(seconds))
     if len(run.steps) <= COLUMNS // 2:
-        bars = [
+        drawn = join(
             tag("rect", tag("title", f"step {step['step']}: {duration(took)}"), x=axis.at(step["end_s"] - took),
                 width=axis.span(max(0.0, step["end_s"] - took), step["end_s"]), y=percent(1 - took / high),
                 height=percent(took / high), class_="step")
             for step, took in zip(run.steps, seconds, strict=True)
-        ]  # fmt: skip
-        drawn = join(bars)
+        )  # fmt: skip
     else:
         points = [(step["end_s"], step["seconds"]) for step in run.steps]
         drawn = stretched(draw_curve(axis, points, 0.0, high, "s1"))
     median = duration(run.median_step_s)
     label = f"duration of {units.counted(run.step_count, 'step')}: median {median}"
-    how = [
-        tag("b", median),
-        span("unit", "median"),
-        span("range", f"{duration(min(seconds))} to {duration(max(seconds))}"),
-    ]
+    spread = f"{duration(min(seconds))} to {duration(max(seconds))}"
+    how = [tag("b", median), span("unit", "median"), span("range", spread)]
     drawing = plot(axis, drawn, scale_labels(duration(high)), label=label, class_="curves low")
     return [track(["step duration", times(run.step_count)], drawing, how, "curved")]
 
 
-def gpu_rows(run: Run, axis: Axis) -> list[Markup]:
-    """Return a row for each GPU: memory in use and utilisation, both in percent."""
-    return [_gpu_row(gpu, axis) for gpu in run.gpus[:MOST_GPUS]]
-
-
-def _gpu_row(gpu: GpuLoad, axis: Axis) -> Markup:
+def gpu_row(gpu: GpuLoad, axis: Axis) -> Markup:
+    """Return the row of a GPU: memory in use and utilisation, both in percent."""
     most = peak(gpu.samples)
     total = gpu.total_mib or most or 1.0
     used = [(at, 100 * value / total) for at, value, _ in gpu.samples if math.isfinite(value)]
@@ -151,7 +143,7 @@ def _memory_row(node: NodeMemory, axis: Axis, high: float) -> Markup:
     whole = f"; all of the node {most}" if node.whole else ""
     count = units.counted(len(node.processes), "process", "processes")
     label = f"memory of {count}: at most {units.mebibytes(node.most)} at once{whole}"
-    scale = scale_labels(units.round_size(high))
+    scale = scale_labels(f"{high / 1024:g} GiB" if high >= 1024 else f"{high:g} MiB")
     drawing = plot(axis, stretched(shapes, line), letters, scale, label=label, class_="curves")
     how = [
         [tag("b", units.mebibytes(node.most)), span("unit", "at most")] if node.processes else None,

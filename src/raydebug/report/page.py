@@ -109,7 +109,10 @@ def _attribute(key: str, value: str | float | bool) -> str:
 def _parts() -> tuple[str, str]:
     """Return the CSS and the program of the page, which are package data."""
     folder = files("raydebug.report")
-    style = stylesheet() + (folder / "page.css").read_text(encoding="utf-8")
+    light, dark = ("".join(f"--{name}:{value};" for name, value in scheme.items()) for scheme in (LIGHT, DARK))
+    # Print is always light.
+    style = f":root{{color-scheme:light dark;{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+    style += (folder / "page.css").read_text(encoding="utf-8")
     return style, (folder / "page.js").read_text(encoding="utf-8")
 
 
@@ -139,15 +142,11 @@ def page(title: str, *body: Child, data: Mapping[str, object] | None = None) -> 
         Markup(f"<style>{style}</style>"),
     ]
     foot = tag("footer", f"Made by raydebug {raydebug.__version__}. This file fetches nothing and sends nothing.")
-    embedded = Markup(f'<script type="application/json" id="data">{as_script_data(data or {})}</script>')
+    shown = json.dumps(data or {}, separators=(",", ":"), allow_nan=False)  # and nothing in it ends its element
+    shown = shown.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    embedded = Markup(f'<script type="application/json" id="data">{shown}</script>')
     scripts = [embedded, Markup(f"<script>{program}</script>")] if data is not None else None
     return f'<!doctype html>\n<html lang="en">{tag("head", head)}{tag("body", join(body), foot, scripts)}</html>\n'
-
-
-def as_script_data(data: object) -> str:
-    """Return JSON that cannot end its script element."""
-    shown = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return shown.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 SERIES = 6  # curves with a colour of their own; the last one is for all others
@@ -175,9 +174,3 @@ COLOURS = {  # in the light scheme, in the dark one
     "on-series": ("#ffffff", "#14171c"),
 }
 LIGHT, DARK = ({name: both[scheme] for name, both in COLOURS.items()} for scheme in (0, 1))
-
-
-def stylesheet() -> str:
-    """Return the CSS rules for the light and the dark scheme; print is always light."""
-    light, dark = ("".join(f"--{name}:{value};" for name, value in scheme.items()) for scheme in (LIGHT, DARK))
-    return f":root{{color-scheme:light dark;{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"

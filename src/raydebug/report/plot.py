@@ -84,17 +84,12 @@ def draw_curve(axis: Axis, points: Points, low: float, high: float, class_: str,
     """Return a curve for the inner box; of too many points, the mean over the range of each column."""
     reduced = downsample(points, columns)
     shapes = [tag("path", d=curve(axis, reduced.middle, low, high), class_=f"curve {class_}")]
-    if reduced.high:
-        for lower, upper in _known(reduced):
+    pairs = zip(reduced.low, reduced.high, strict=True)
+    for is_known, part in groupby(pairs, lambda pair: math.isfinite(pair[0][1])):
+        if is_known:  # else it is a gap
+            lower, upper = zip(*part, strict=True)
             shapes.insert(0, tag("path", d=area(axis, lower, upper, low, high), class_=f"range-of {class_}"))
     return shapes
-
-
-def _known(reduced: Downsampled) -> list[tuple[list[Point], list[Point]]]:
-    """Return the parts of a range without its gaps."""
-    pairs = zip(reduced.low, reduced.high, strict=True)
-    runs = (list(run) for known, run in groupby(pairs, lambda pair: math.isfinite(pair[0][1])) if known)
-    return [([low for low, _ in run], [high for _, high in run]) for run in runs]
 
 
 def curve(axis: Axis, points: Iterable[Point], low: float, high: float) -> str:
@@ -157,12 +152,9 @@ def hatches() -> list[Markup]:
     stripe = tag("rect", width="2.5", height="6", class_="ink-pause")
     across = tag("rect", width="6", height="2.5", class_="ink-pause")
     half = tag("rect", width="3", height="6", class_="ink-phase")
-    return [_hatch("stripes", stripe), _hatch("net", stripe, across), _hatch("going-on", half)]
-
-
-def _hatch(name: str, *shapes: Child) -> Markup:
-    return tag("pattern", *shapes, id=name, width="6", height="6", patternUnits="userSpaceOnUse",
-               patternTransform="rotate(45)")  # fmt: skip
+    patterns = {"stripes": [stripe], "net": [stripe, across], "going-on": [half]}
+    place = {"width": "6", "height": "6", "patternUnits": "userSpaceOnUse", "patternTransform": "rotate(45)"}
+    return [tag("pattern", shapes, id=name, **place) for name, shapes in patterns.items()]
 
 
 # Samples and spans, reduced to the columns of a plot without losing a peak or a gap

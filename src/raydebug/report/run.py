@@ -67,7 +67,7 @@ def run_page(
 def _timeline(run: Run, axis: Axis) -> Markup:
     rows = [
         *phase_rows(run, axis), *pause_rows(run, axis), *curves.step_row(run, axis),
-        *curves.memory_rows(run, axis), *curves.gpu_rows(run, axis),
+        *curves.memory_rows(run, axis), *(curves.gpu_row(gpu, axis) for gpu in run.gpus[: curves.MOST_GPUS]),
     ]  # fmt: skip
     if not rows:
         return section("Timeline", id="timeline", note="Nothing was recorded.")
@@ -127,11 +127,6 @@ def outcome(run: Run) -> str:
     return f"{run.kind.capitalize()} {run.status}{after}{code}"
 
 
-def sign(run: Run) -> Markup:
-    """Return the sign of the run's status."""
-    return tag("span", _SIGNS.get(run.status, "?"), class_=f"sign {run.status}", aria_hidden="true")
-
-
 def log_link(run: Run, folder: str, title: str = "") -> Markup | None:
     """Return a link to the job's log, which begins with `folder`, the way from the page to the run's folder."""
     if not _FILE.fullmatch(run.log):
@@ -146,11 +141,12 @@ def _head(run: Run, folder: str) -> Markup:
         tag("span", units.between(run.started, run.ended)),
     ]
     link = log_link(run, folder)
+    sign = tag("span", _SIGNS.get(run.status, "?"), class_=f"sign {run.status}", aria_hidden="true")
     command = shlex.join(run.command[:_SHORT]) + (" \N{HORIZONTAL ELLIPSIS}" if run.command[_SHORT:] else "")
     return tag(
         "header",
         tag("p", about, tag("span", link) if link else None, class_="kicker"),
-        tag("h1", sign(run), outcome(run)),
+        tag("h1", sign, outcome(run)),
         tag("p", tag("code", command), class_="command"),
         first_error(run, folder),
     )
@@ -302,28 +298,17 @@ def _places(pauses: Sequence[Pause], length: float) -> list[Markup | None]:
 
 
 def _list(pauses: Sequence[Pause], length: float) -> Markup:
-    rows = [
-        [
-            p.id,
-            tag("code", p.where),
-            _kind(p.kind, p.exception),
-            p.who,
-            units.since_start(p.start_s),
-            _waited(p, length),
-        ]
-        for p in pauses
-    ]
+    rows: list[list[Child]] = []
+    for p in pauses:
+        still = span("state", f"{duration(length - p.start_s)}, not resumed")
+        waited = still if p.end_s is None else duration(p.end_s - p.start_s)
+        at = units.since_start(p.start_s)
+        rows.append([p.id, tag("code", p.where), _kind(p.kind, p.exception), p.who, at, waited])
     return _table("One by one", rows, ["id", "where", "kind", "who", "at", "waited"])
 
 
 def _kind(kind: str, exception: str | None) -> Markup | str:
     return tag("span", span("crash", kind), f": {exception}") if exception else kind
-
-
-def _waited(pause: Pause, length: float) -> str | Markup:
-    if pause.end_s is None:
-        return span("state", f"{duration(length - pause.start_s)}, not resumed")
-    return duration(pause.end_s - pause.start_s)
 
 
 def _table(caption: str, rows: Sequence[Sequence[Child]], head: list[str]) -> Markup:

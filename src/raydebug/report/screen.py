@@ -60,6 +60,7 @@ def take_picture(run: Run, log: str, now: float, *, age_s: float = 0.0, training
         for one, since in paused
         if goes_on
     ]
+    slow = [finding.get("what") for finding in run.findings if finding.get("code") == SLOW]
     if run.first_error is not None:
         stops.append(f"first error: {run.first_error.get('text', '')}")
     return {
@@ -73,9 +74,7 @@ def take_picture(run: Run, log: str, now: float, *, age_s: float = 0.0, training
         "step_age_s": max(0.0, (took_s or 0.0) - run.steps[-1]["end_s"]) if run.steps else None,
         "step_s": run.median_step_s,
         "stops": stops,
-        "slow_rank": next(
-            (finding.get("what") for finding in reversed(run.findings) if finding.get("code") == SLOW), None
-        ),
+        "slow_rank": slow[-1] if slow else None,
         "findings": [finding for finding in run.findings if finding.get("code") != SLOW][-MOST_FINDINGS:],
         "metrics": [*_metrics(run)],
         "memory": sorted(_memory(run.memory), key=lambda row: (row["process"] != NODE, -row["mib"])),

@@ -44,11 +44,6 @@ def mebibytes(value: float | None) -> str:
     return f"{gibibytes:#.3g} GiB" if gibibytes < 99.95 else f"{gibibytes:,.0f} GiB"
 
 
-def round_size(value: float) -> str:
-    """Return a round size in MiB, for the edge of a plot: 80 GiB, 2.5 GiB."""
-    return f"{value / 1024:g} GiB" if value >= 1024 else f"{value:g} MiB"
-
-
 def figure(value: float) -> str:
     """Return a metric with four significant digits."""
     if math.isnan(value):

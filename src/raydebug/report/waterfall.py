@@ -61,8 +61,8 @@ def spans_of(lasting: Iterable[Phase | Pause], length_s: float) -> list[Interval
 
 
 def span_words(bar: Interval) -> str:
-    """Return how long a span lasted, and from when to when."""
-    return f"{duration(bar[1] - bar[0])}, from {units.since_start(bar[0])} to {units.since_start(bar[1])}"
+    """Return how long a span lasted, and from when."""
+    return f"{duration(bar[1] - bar[0])}, from {units.since_start(bar[0])}"
 
 
 def is_dense(spans: Sequence[Interval], length_s: float) -> bool:
@@ -117,24 +117,24 @@ def phase_rows(run: Run, axis: Axis) -> list[Markup]:
     missing = gaps((span for row in (*rows, *rest) for span in row.spans), run.length_s)
     missing_s = sum(end - start for start, end in missing)
     if (rows or rest) and missing_s > _COUNTS * run.length_s:
-        shown.append(_gap_row(missing, missing_s, axis))
+        bars = draw_spans(missing, axis, lambda bar: (f"in no phase: {span_words(bar)}", "gap"))
+        drawing = plot(axis, bars, label="time in no phase", class_="bar")
+        shown.append(track(tag("i", "in no phase"), drawing, took(missing_s, axis.length), "quiet"))
     return shown
 
 
 def _phase_row(row: Row, axis: Axis, name: str) -> Markup:
     def text(bar: Interval) -> tuple[str, str]:
         is_open = row.is_open and bar[1] >= axis.length
-        return f"{name}: {span_words(bar)}" + (", not ended" if is_open else ""), "phase open" if is_open else "phase"
+        words = f"{name}: {span_words(bar)} to {units.since_start(bar[1])}"
+        return (f"{words}, not ended", "phase open") if is_open else (words, "phase")
 
-    drawing = plot(axis, draw_spans(row.spans, axis, text), label=_label(row, name), class_="bar")
+    first_s, last_s = row.spans[0][0], max(end for _, end in row.spans)
+    label = f"{name}: from {units.since_start(first_s)} to {units.since_start(last_s)}"
+    drawing = plot(axis, draw_spans(row.spans, axis, text), label=label, class_="bar")
     what = [name, times(len(row.spans)) if len(row.spans) > 1 else None]
     state = span("state", " not ended") if row.is_open else None
     return track([*what, state], drawing, took(row.took_s, axis.length))
-
-
-def _label(row: Row, name: str) -> str:
-    last = max(end for _, end in row.spans)
-    return f"{name}: from {units.since_start(row.spans[0][0])} to {units.since_start(last)}"
 
 
 def took(part_s: float, whole_s: float) -> list[Markup]:
@@ -145,14 +145,6 @@ def took(part_s: float, whole_s: float) -> list[Markup]:
 def times(count: int) -> Markup:
     """Return how many spans or steps a row has, for its name."""
     return span("times", f" \N{MULTIPLICATION SIGN}{count:,}")
-
-
-def _gap_row(missing: Sequence[Interval], missing_s: float, axis: Axis) -> Markup:
-    def text(bar: Interval) -> tuple[str, str]:
-        return f"in no phase: {duration(bar[1] - bar[0])}, from {units.since_start(bar[0])}", "gap"
-
-    drawing = plot(axis, draw_spans(missing, axis, text), label="time in no phase", class_="bar")
-    return track(tag("i", "in no phase"), drawing, took(missing_s, axis.length), "quiet")
 
 
 def pause_rows(run: Run, axis: Axis) -> list[Markup]:
@@ -173,7 +165,7 @@ def _pause_row(kind: str, pauses: Sequence[Pause], axis: Axis) -> Markup:
         which = f"{units.counted(len(inside), 'pause')}{first}"
         if len(inside) == 1:
             which = f"{inside[0].where}, {inside[0].who}"
-        return f"{which}: {duration(bar[1] - bar[0])}, from {units.since_start(bar[0])}", class_
+        return f"{which}: {span_words(bar)}", class_
 
     still = sum(pause.end_s is None for pause in pauses)
     title = f"paused {KINDS.get(kind, kind)}"

@@ -24,8 +24,8 @@ def write_report(run: Run, output: Path | None = None, *, slow_step: str = "", r
     folder = run.folder.absolute()
     path = (output or folder / PAGE).absolute()
     crashes = describe_groups(find_snapshots(str(folder))) if (folder / SNAPSHOTS).is_dir() else []
-    seen = seen_from(path.parent, folder)
-    page = run_page(run, seen, crashes=crashes, slow_step=slow_step, reload_s=reload_s)
+    way = os.path.relpath(folder.resolve(), path.parent.resolve())  # from the page to the folder of the run
+    page = run_page(run, "" if way == "." else f"{way}/", crashes=crashes, slow_step=slow_step, reload_s=reload_s)
     fix = "name a file that can be: `raydebug report --output FILE`"
     return write_page(path, page, named=output is not None, fix=fix)
 
@@ -49,9 +49,3 @@ def write_page(path: Path, page: str, *, named: bool, fix: str) -> Path:
             code="report.unwritable",
         ) from error
     return path
-
-
-def seen_from(place: Path, folder: Path) -> str:
-    """Return the relative path between two folders with a final slash; empty if they are the same."""
-    way = os.path.relpath(folder.resolve(), place.resolve())
-    return "" if way == "." else f"{way}/"

@@ -80,7 +80,8 @@ def read_recorded(run: Run) -> Recorded:
             "run.json does not say when the run began: its spans and Ray's tasks have no place and are left out"
         )
     processes = _read_spans(folder / SPANS, start, notes)
-    timed = _clocks_of_nodes(processes)
+    clocks = ((process.about.get("node_id"), process.ahead_s) for process in processes)
+    timed = {node: ahead_s for node, ahead_s in clocks if node and ahead_s is not None}  # of nodes, as ahead_s
     end = max([start + run.length_s, *(span.end for process in processes for span in process.spans)])
     _add_tasks(folder / TASKS, start, end, timed, processes, notes)
     processes = [process for process in processes if process.spans or process.tasks]
@@ -236,12 +237,6 @@ def _add_tasks(
         process.about.setdefault("actor", kind.partition(".")[0] if "." in kind else None)
         name, number = str(task.get("name") or "?")[:200], str(task.get("task_id"))
         process.tasks.append(Span(name, began, ended, 0, None, number, str(task.get("state")), {}))
-
-
-def _clocks_of_nodes(processes: Sequence[Process]) -> dict[Any, float]:
-    """Return what the clock of each node is ahead of the run's, where one of its processes was compared."""
-    clocks = ((process.about.get("node_id"), process.ahead_s) for process in processes)
-    return {node: ahead_s for node, ahead_s in clocks if node and ahead_s is not None}
 
 
 def _set_ranks(processes: Sequence[Process]) -> None:
