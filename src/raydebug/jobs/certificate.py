@@ -188,8 +188,13 @@ def certify(of: Evidence) -> Certificate:
     if "status" in ended:
         found.evidence.append(f"the kernel: {_status_words(ended['status'])}")
     found.kind, found.by, found.how = next(filter(None, (rule(of, found) for rule in _RULES)))
-    if found.kind.upper() in _MEANING:
-        _add_stack(found, f"{of.log}\n{ended['fault']}")
+    if found.kind.upper() in _MEANING:  # Python's frames, and the native ones that Ray's handler has written
+        text = f"{of.log}\n{ended['fault']}"
+        frames = list(_PYTHON.finditer(text, max(0, text.rfind("Fatal Python error: "))))
+        at = next((frame for frame in frames if not _LIBRARY.search(frame["file"])), next(iter(frames), None))
+        found.place = f"{at['file']}:{at['line']} {at['function']}" if at is not None else ""
+        found.stack = [frame[0].strip()[:300] for frame in frames[:MAX_STACK]]
+        found.stack += [frame.strip()[:300] for frame in _NATIVE.findall(text)[:MAX_NATIVE]]
     return found
 
 
@@ -206,31 +211,23 @@ def _kernel_memory(of: Evidence, found: Certificate) -> Found:
     """The kernel, for want of memory: its log names the process, or its counters have grown and SIGKILL fits."""
     if "status" in of.ended and of.signal != "SIGKILL":
         return None
-    lines = [line for line in of.ended["node"].get("kernel", []) if "Killed process" in line]
+    node, birth = of.ended["node"], of.ended["birth"]
+    lines = [line for line in node.get("kernel", []) if "Killed process" in line]
     own = [line for line in lines if not line.startswith("other: ")]
-    in_group, on_node = (
-        of.ended["node"].get(counter, 0) > of.ended["birth"].get(counter, 0)  # type: ignore[operator]
-        for counter in ("oom_kills", "node_oom_kills")
-    )
-    if of.ended["birth"].get(
-        "cgroup"
-    ):  # whose counter has its end in any case; the machine's has other containers', too
-        on_node = False
+    in_group = node.get("oom_kills", 0) > birth.get("oom_kills", 0)
+    # The counter of a cgroup has its end in any case; the machine's has those of other containers, too.
+    on_node = not birth.get("cgroup") and node.get("node_oom_kills", 0) > birth.get("node_oom_kills", 0)
     is_killed = of.ended["kill"].get("signal") == signal.SIGKILL
     if not own and not ((in_group or on_node) and not is_killed and (of.is_silent or of.signal == "SIGKILL")):
         return None
     line = (own or lines or [""])[-1].removeprefix("other: ")  # of a container: its own line has another pid
     found.evidence += [line] if line else []
     if not own:
-        found.unknown += ["whether it was this process: dmesg of the machine", *of.ended["node"].get("unread", [])]
-    kind, memory = "kernel-oom-machine", f"machine: {_gib(of.ended['node'].get('total', 0))} GiB"
+        found.unknown += ["whether it was this process: dmesg of the machine", *node.get("unread", [])]
+    kind, memory = "kernel-oom-machine", f"machine: {_gib(node.get('total', 0))} GiB"
     if line.startswith("Memory cgroup") if line else in_group:
-        limit = of.ended["node"].get("limit", 0)
-        size = (
-            f": {_gib(min(of.ended['node'].get('peak', limit), limit))} of {_gib(limit)} GiB"
-            if limit and in_group
-            else ""
-        )
+        limit = node.get("limit", 0)
+        size = f": {_gib(min(node.get('peak', limit), limit))} of {_gib(limit)} GiB" if limit and in_group else ""
         kind, memory = "kernel-oom-container", f"container{size}"
     rss = _RSS.search(line)
     return kind, "the kernel", f"SIGKILL, memory of the {memory}{_held(of, int(rss[1]) * 1024 if rss else 0)}"
@@ -336,9 +333,8 @@ def _name(number: int) -> str:
 
 
 def _senders(of: Evidence) -> str:
-    return (
-        f"a person, a program, or {of.ended['birth'].get('scheduler', 'a scheduler')} at a limit; its events, or auditd"
-    )
+    scheduler = of.ended["birth"].get("scheduler", "a scheduler")
+    return f"a person, a program, or {scheduler} at a limit; its events, or auditd"
 
 
 def _not_for_memory(of: Evidence) -> str:
@@ -355,20 +351,9 @@ def _gib(size: int) -> str:
 
 
 def _status_words(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"ended by signal {os.WTERMSIG(status)}"
-    return f"exited with {os.WEXITSTATUS(status)}"
+    is_signal = os.WIFSIGNALED(status)
+    return f"ended by signal {os.WTERMSIG(status)}" if is_signal else f"exited with {os.WEXITSTATUS(status)}"
 
 
 def _first_line(text: object) -> str:
     return _GUESSES.sub("", str(text or "").strip().partition("\n")[0])[:300]
-
-
-def _add_stack(found: Certificate, text: str) -> None:
-    """Add the stack of a fatal signal: Python's frames, and the native ones that Ray's handler has written."""
-    begun = max(0, text.rfind("Fatal Python error: "))
-    frames = list(_PYTHON.finditer(text, begun))
-    at = next((frame for frame in frames if not _LIBRARY.search(frame["file"])), next(iter(frames), None))
-    found.place = f"{at['file']}:{at['line']} {at['function']}" if at is not None else ""
-    found.stack = [frame[0].strip()[:300] for frame in frames[:MAX_STACK]]
-    found.stack += [frame.strip()[:300] for frame in _NATIVE.findall(text)[:MAX_NATIVE]]

@@ -81,7 +81,7 @@ async def _follow(cluster: Cluster, submission_id: str, explain: Explain, watch:
         task.add_done_callback(_say_fault)
     watched = asyncio.Future[str]() if watch is None else asyncio.ensure_future(watch(cluster, submission_id, recorder))
     try:
-        return await _until_end(cluster, submission_id, follower, recorder, watched, explain)
+        return await _until_end(follower, recorder, watched, explain)
     finally:
         watched.cancel()
         for task in recording:
@@ -96,15 +96,8 @@ def _say_fault(recording: asyncio.Future[None]) -> None:
         render.say(f"note: a part of this run is recorded no further: {type(error).__name__}: {error}")
 
 
-async def _until_end(
-    cluster: Cluster,
-    submission_id: str,
-    follower: Follower,
-    recorder: Recorder,
-    watched: asyncio.Future[str],
-    explain: Explain,
-) -> int:
-    signals = _take_signals()
+async def _until_end(follower: Follower, recorder: Recorder, watched: asyncio.Future[str], explain: Explain) -> int:
+    cluster, submission_id, signals = follower.cluster, follower.submission_id, _take_signals()
     following = asyncio.ensure_future(follower.follow())
     waiting = asyncio.ensure_future(signals.get())
     first_of: set[asyncio.Future[Any]] = {following, waiting, watched}
@@ -121,14 +114,14 @@ async def _until_end(
         return await asyncio.to_thread(_say_outcome, cluster, outcome, recorder, explain)
     if watched.done():
         waiting.cancel()
-        await _stop(cluster, submission_id, following, signals)
+        await _stop(follower, following, signals)
         first = {"kind": "hang", "text": watched.result(), "who": "run --hang-after", "place": ""}
         await asyncio.to_thread(recorder.end, "STOPPED", Exit.TIMEOUT, first)
         await asyncio.to_thread(recorder.spans.end, Dashboard(cluster))
         return Exit.TIMEOUT
     received = waiting.result()
     if received == signal.SIGINT and await _stop_wanted(signals):
-        await _stop(cluster, submission_id, following, signals)
+        await _stop(follower, following, signals)
         return Exit.INTERRUPTED
     await _leave(following)
     render.say(_what_becomes_of(cluster, submission_id))
@@ -168,15 +161,10 @@ async def _stop_wanted(signals: asyncio.Queue[signal.Signals]) -> bool:
     return sys.stdin.readline().strip().lower() not in ("n", "no")
 
 
-async def _stop(
-    cluster: Cluster,
-    submission_id: str,
-    following: asyncio.Future[Outcome],
-    signals: asyncio.Queue[signal.Signals],
-) -> None:
+async def _stop(follower: Follower, following: asyncio.Future[Outcome], signals: asyncio.Queue[signal.Signals]) -> None:
     """Stop a job and follow it to its end; another signal does not wait for that."""
-    render.say(f"stopping job {submission_id}")
-    await asyncio.to_thread(Dashboard(cluster).stop_job, submission_id)
+    render.say(f"stopping job {follower.submission_id}")
+    await asyncio.to_thread(Dashboard(follower.cluster).stop_job, follower.submission_id)
     again = asyncio.ensure_future(signals.get())
     first_of: set[asyncio.Future[Any]] = {following, again}
     await asyncio.wait(first_of, timeout=STOP_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -231,15 +219,15 @@ def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder, explain
         render.say(render.visible(f"job {outcome.submission_id} {outcome.status.lower()}: {reason}"))
     for finding in recorder.numbers.values():  # its first lines may be hours above
         render.say(render.visible(f"{finding.severity} [{finding.code}]: {finding.what}; {finding.why}", keep=""))
-    recorder.read_changes(Dashboard(cluster))
-    recorder.take_snapshots(last=True)
-    recorder.spans.end(Dashboard(cluster))
-    if outcome.exit_code != 0:
-        _say_deaths(recorder, recorder.deaths.take(Dashboard(cluster), last=True))
-        recorder.end(outcome.status, outcome.exit_code, None)
+    dashboard = Dashboard(cluster)
     first = None
+    recorder.read_changes(dashboard)
+    recorder.take_snapshots(last=True)
+    recorder.spans.end(dashboard)
     if outcome.exit_code != 0:
-        lines, first, findings = _explained(explain, Dashboard(cluster), outcome.submission_id)
+        _say_deaths(recorder, recorder.deaths.take(dashboard, last=True))
+        recorder.end(outcome.status, outcome.exit_code, None)
+        lines, first, findings = _explained(explain, dashboard, outcome.submission_id)
         for line in lines:
             render.say(render.visible(line))
         recorder.take_findings(findings)

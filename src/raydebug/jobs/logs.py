@@ -12,7 +12,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 
@@ -70,34 +70,18 @@ def find_sources(dashboard: Dashboard, job: JobInfo) -> list[Source]:
         except RaydebugError:  # the node is gone, and its files
             continue
         title = address if addresses.count(address) == 1 else node_id[:NODE_ID_CHARS]
-        found += of_node(node_id, names, str(job["submission_id"]), job_id, actors, title)
+        for name in names:
+            parts = _WORKER_FILE.fullmatch(name)
+            if name == f"job-driver-{job['submission_id']}.log":
+                found.append(Source(node_id, name, DRIVER, node=title))
+            elif parts is not None and parts["job"] == job_id:
+                pid = int(parts["pid"])
+                actor = actors.get((node_id, pid))
+                role = TASK if actor is None else str(actor.get("class_name") or "actor")
+                found.append(Source(node_id, name, role, rank_of(actor), pid, parts["stream"], title))
     if len({source.node for source in found}) == 1:
         found = [replace(source, node="") for source in found]
     return sorted(found, key=lambda s: (s.role != DRIVER, s.role, s.rank or 0, s.node, s.pid or 0, s.stream))
-
-
-def of_node(
-    node_id: str,
-    names: Iterable[str],
-    submission_id: str,
-    job_id: str,
-    actors: Mapping[tuple[str | None, int], ActorRow],
-    title: str = "",
-) -> list[Source]:
-    """Return the log files of a job on one node."""
-    found = []
-    for name in names:
-        if name == f"job-driver-{submission_id}.log":
-            found.append(Source(node_id, name, DRIVER, node=title))
-            continue
-        parts = _WORKER_FILE.fullmatch(name)
-        if parts is None or not job_id or parts["job"] != job_id:
-            continue
-        pid = int(parts["pid"])
-        actor = actors.get((node_id, pid))
-        role = TASK if actor is None else str(actor.get("class_name") or "actor")
-        found.append(Source(node_id, name, role, rank_of(actor), pid, parts["stream"], title))
-    return found
 
 
 def rank_of(actor: ActorRow | None) -> int | None:

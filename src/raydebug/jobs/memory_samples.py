@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from pathlib import Path
@@ -51,13 +51,12 @@ class Series:
         """Keep one sample for each `every_s`; return how many are left."""
         groups = [list(same) for _, same in groupby(self.samples, lambda sample: sample[0] // every_s)]
         self.in_last *= len(groups[-1])
-        self.samples = [_merged(same) for same in groups]
-        return len(self.samples)
-
-
-def _merged(same: Sequence[Sample]) -> Sample:
-    loads = zip(*(sample[2:] for sample in same), strict=True)
-    return _rounded((same[0][0], max(sample[1] for sample in same), *map(fmean, loads)))
+        merged = list[Sample]()
+        for same in groups:
+            loads = zip(*(sample[2:] for sample in same), strict=True)
+            merged.append(_rounded((same[0][0], max(sample[1] for sample in same), *map(fmean, loads))))
+        self.samples = merged  # at once: another thread reads them
+        return len(merged)
 
 
 def _rounded(sample: Sample) -> Sample:

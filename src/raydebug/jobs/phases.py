@@ -75,13 +75,10 @@ class Phases:
         self.steps.append({"step": step, "end_s": round(end_s, 3), "seconds": round(seconds, 3), "metrics": metrics})
         self.step_count += 1
         if len(self.steps) > MOST_STEPS:
-            self._leave_steps_out()
-
-    def _leave_steps_out(self) -> None:
-        middle = self.steps[FIRST_STEPS:-LAST_STEPS]
-        while (kept := [step for step in middle if step["step"] % self._every == 0])[MOST_STEPS // 2 :]:
-            self._every *= 2
-        self.steps[FIRST_STEPS:-LAST_STEPS] = kept
+            middle = self.steps[FIRST_STEPS:-LAST_STEPS]
+            while (kept := [other for other in middle if other["step"] % self._every == 0])[MOST_STEPS // 2 :]:
+                self._every *= 2
+            self.steps[FIRST_STEPS:-LAST_STEPS] = kept
 
     @property
     def current(self) -> str:

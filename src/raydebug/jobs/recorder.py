@@ -102,22 +102,17 @@ class Recorder:
         *lines, rest = (self._rest + text).split("\n")
         self.log_chars += len(text) - sum(len(line) + 1 for line in lines if _OF_CLUSTER.match(line))
         self._rest = rest[-REST_CHARS:]
-        now = self._now()
-        found = []
+        now, shown, phases = self._now(), list[Finding](), self._phases
         for line in lines:
-            steps = self._phases.step_count
-            self._phases.take(line, now)
-            if self._phases.step_count > steps:
-                found += self._judge_step(now)
-        return found
-
-    def _judge_step(self, now: float) -> list[Finding]:
-        trainer, steps = self._phases.trainer, self._phases.steps
-        found = [] if trainer is None else trainer.judge_numbers(steps, small=self._is_small)
-        new = [finding for finding in found if finding.code not in self.numbers]
-        self.numbers |= {finding.code: finding for finding in new}
-        self._findings += [{**finding.as_json(), "at_s": f"{now - self._started:.0f}"} for finding in new]
-        return new
+            steps = phases.step_count
+            phases.take(line, now)
+            if phases.step_count > steps and phases.trainer is not None:
+                findings = phases.trainer.judge_numbers(phases.steps, small=self._is_small)
+                new = [finding for finding in findings if finding.code not in self.numbers]
+                self.numbers |= {finding.code: finding for finding in new}
+                self._findings += [{**finding.as_json(), "at_s": f"{now - self._started:.0f}"} for finding in new]
+                shown += new
+        return shown
 
     @property
     def folder(self) -> Path | None:
@@ -282,12 +277,6 @@ class Recorder:
                 render.say(f"note: the record of this run is not whole: {error}")
             self._has_gaps = True
 
-    def _encoded_steps(self) -> str:
-        """Return the steps as JSON; each is encoded once, as it does not change."""
-        known = self._step_texts
-        self._step_texts = {step["step"]: known.get(step["step"]) or json.dumps(step) for step in [*self._phases.steps]}
-        return f"[{', '.join(self._step_texts.values())}]"
-
     def _write(self, end: Mapping[str, Any] | None) -> None:
         with self._writing:  # what a sample began to write must not come after the end
             self.has_ended |= end is not None
@@ -324,8 +313,10 @@ class Recorder:
             deaths=[certificate.as_json() for certificate in list(self.deaths.certificates.values())],
             log=LOG,
         )
+        known = self._step_texts  # each step is encoded once, as it does not change
+        self._step_texts = {step["step"]: known.get(step["step"]) or json.dumps(step) for step in [*self._phases.steps]}
         with self._allowing_gaps():
-            self._folder.write(run, steps=self._encoded_steps())
+            self._folder.write(run, steps=f"[{', '.join(self._step_texts.values())}]")
 
 
 def _name_of(worker: Mapping[str, Any]) -> str:

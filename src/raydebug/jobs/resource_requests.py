@@ -58,7 +58,10 @@ def judge(
     if not totals or any(now_s - at_s < NODE_MAY_RETURN_S for at_s in ended):
         return None
     wanted = next(chain(_groups(groups, totals), _tasks(tasks, totals)), None)
-    return (wanted, _has(totals)) if wanted else None
+    if not wanted:
+        return None
+    of_nodes = Counter(describe_resources({name: total.get(name, 0.0) for name in SHOWN}) for total in totals)
+    return wanted, "; ".join(f"{count} node{'s' * (count > 1)} with {text}" for text, count in of_nodes.items())
 
 
 def _groups(groups: Sequence[GroupRow], totals: Sequence[Resources]) -> Iterator[str]:
@@ -99,12 +102,6 @@ def _fits_one(needed: Resources, totals: Sequence[Resources]) -> bool:
     return any(_fits(needed, total) for total in totals)
 
 
-def _has(totals: Sequence[Resources]) -> str:
-    """Return what the nodes have, equal nodes counted."""
-    nodes = Counter(describe_resources({name: total.get(name, 0.0) for name in SHOWN}) for total in totals)
-    return "; ".join(f"{count} node{'s' * (count > 1)} with {text}" for text, count in nodes.items())
-
-
 def describe_resources(resources: Resources) -> str:
     """Return resources as words in a fixed order, which Ray's answers do not have: `3 CPUs, 1 GPU`."""
 
@@ -119,12 +116,9 @@ def describe_resources(resources: Resources) -> str:
 def unsatisfiable(cluster: Cluster, wanted: str, there: str) -> Unsatisfiable:
     """Return the error for a request that was found."""
     up = f"raydebug up{name_option(cluster.name)} --gpus N --cpus N"
-    # A cluster that `run` has started for the job ends with it.
-    anew = (
-        f"{up}, then the same command again"
-        if cluster.owner
-        else f"raydebug down{name_option(cluster.name)}, then {up}"
-    )
+    anew = f"{up}, then the same command again"
+    if not cluster.owner:  # one that `run` has started for the job ends with it
+        anew = f"raydebug down{name_option(cluster.name)}, then {up}"
     return Unsatisfiable(
         f"the job asks for {wanted}, which cluster '{cluster.name}' can never give",
         cause=f"it has {there}",

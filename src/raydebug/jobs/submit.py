@@ -15,7 +15,7 @@ from pathlib import Path
 from raydebug import render
 from raydebug.client.breakpoint_specs import resolve_breaks
 from raydebug.client.gateway_client import fetch_dial_address, remove_break, set_breaks
-from raydebug.cluster.dashboard import Dashboard, JobInfo
+from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.head_requests import COMES_WITHIN_S, stop_job
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.known_folders import copies_on, with_local_names
@@ -161,23 +161,6 @@ def hide_command(text: str, entrypoint: str) -> str:
     return text
 
 
-def python_path_of_jobs(cluster: Cluster, job: str | None = None) -> list[str]:
-    """Return the PYTHONPATH that the scripts of running jobs set for their trainings; empty if jobs cannot be listed.
-
-    Args:
-        cluster: that runs them.
-        job: only this one.
-    """
-    found: list[str] = []
-    with contextlib.suppress(RaydebugError):
-        for row in Dashboard(cluster).submitted_jobs():
-            folder = folder_of(row["entrypoint"])
-            if folder is not None and row["status"] == "RUNNING" and job in (None, row["submission_id"]):
-                here = Path(with_local_names(cluster, folder))
-                found += read_command(words_of(row["entrypoint"]), os.environ, here).python_path
-    return list(dict.fromkeys(found))
-
-
 def find_break(cluster: Cluster, where: str, job: str | None = None) -> BreakpointSpec:
     """Return a breakpoint for running jobs, whose files are those of the copy of this folder that such a job has.
 
@@ -192,8 +175,14 @@ def find_break(cluster: Cluster, where: str, job: str | None = None) -> Breakpoi
     runner, here = kind_of(cluster).runner(), Path.cwd()
     if isinstance(runner, NodeRunner):
         runner = replace(runner, at=copy_of_jobs(cluster, here, job))
-    search = python_path_of_jobs(cluster, job)
-    (spec,) = resolve_breaks([where], runner=runner, working_dir=here, search=search)
+    search: list[str] = []  # the PYTHONPATH that the scripts of these jobs set for their trainings
+    with contextlib.suppress(RaydebugError):
+        for row in Dashboard(cluster).submitted_jobs():
+            folder = folder_of(row["entrypoint"])
+            if folder is not None and row["status"] == "RUNNING" and job in (None, row["submission_id"]):
+                at = Path(with_local_names(cluster, folder))
+                search += read_command(words_of(row["entrypoint"]), os.environ, at).python_path
+    (spec,) = resolve_breaks([where], runner=runner, working_dir=here, search=list(dict.fromkeys(search)))
     return spec
 
 
@@ -201,12 +190,9 @@ def copy_of_jobs(cluster: Cluster, here: Path, job: str | None = None) -> str:
     """Return the copy of a folder in which a running job is, the last one if `job` is not; empty if none is."""
     copies = copies_on(cluster)
     rows = Dashboard(cluster).submitted_jobs() if copies else []
-    rows = [row for row in rows if row["status"] == "RUNNING" and copies.get(_folder(row)) == str(here)]
-    return _folder(max(rows, key=lambda row: (row["submission_id"] == job, rows.index(row)))) if rows else ""
-
-
-def _folder(row: JobInfo) -> str:
-    return folder_of(row["entrypoint"]) or ""
+    in_order = sorted(rows, key=lambda row: row["submission_id"] == job)
+    folders = [folder_of(row["entrypoint"]) or "" for row in in_order if row["status"] == "RUNNING"]
+    return next((folder for folder in reversed(folders) if copies.get(folder) == str(here)), "")
 
 
 def find_program(command: list[str], working_dir: Path, runner: Runner) -> None:
