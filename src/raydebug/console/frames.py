@@ -173,11 +173,13 @@ def function_at(lines: list[str], line: int) -> Function | None:
             found = node
     if found is None:
         return None
+    given = found.args
+    arguments = (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg)
     return Function(
         name=getattr(found, "name", "<lambda>"),
         first=_first_line(found),
         last=found.end_lineno or found.lineno,
-        arguments=_arguments(found.args),
+        arguments=tuple(argument.arg for argument in arguments if argument is not None),
         statements=tuple(sorted(set(_statement_lines(found)))),
     )
 
@@ -185,13 +187,6 @@ def function_at(lines: list[str], line: int) -> Function | None:
 def _first_line(node: _Function) -> int:
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min([node.lineno, *(decorator.lineno for decorator in decorators)])
-
-
-def _arguments(spec: ast.arguments) -> tuple[str, ...]:
-    plain = [*spec.posonlyargs, *spec.args]
-    star = [spec.vararg] if spec.vararg else []
-    double = [spec.kwarg] if spec.kwarg else []
-    return tuple(argument.arg for argument in [*plain, *star, *spec.kwonlyargs, *double])
 
 
 def _statement_lines(function: ast.AST) -> list[int]:
@@ -221,8 +216,7 @@ def listing(
     shown = []
     for number, text in enumerate(code, start=first):
         here = number == current
-        mark = (paint("B", "red", "bold") if number in breakpoints else " ") + (
-            paint("->", "green", "bold") if here else "  "
-        )
-        shown.append(f"{paint(str(number).rjust(width), *(('bold',) if here else ('dim',)))} {mark} {text}".rstrip())
+        mark = paint("B", "red", "bold") if number in breakpoints else " "
+        arrow = paint("->", "green", "bold") if here else "  "
+        shown.append(f"{paint(str(number).rjust(width), 'bold' if here else 'dim')} {mark}{arrow} {text}".rstrip())
     return "\n".join(shown)

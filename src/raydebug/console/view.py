@@ -183,14 +183,12 @@ def draw_tensor(found: Message, paint: Paint | None = None) -> str:
     if spread:
         lines.append(clean("  " + "  ".join(spread)))
     if "nan" in found:
-        bad = found["nan"] or found["inf"]
         counts = f"  NaN {found['nan']}  Inf {found['inf']}"
-        if bad:
-            counts += (
-                f"  (the line above is of the {found['finite']} finite values)" if spread else "  (no finite value)"
-            )
-        counts = clean(counts)
-        lines.append(paint(counts, "red", "bold") if bad else counts)
+        if found["nan"] or found["inf"]:
+            of_finite = f"the line above is of the {found['finite']} finite values" if spread else "no finite value"
+            lines.append(paint(clean(f"{counts}  ({of_finite})"), "red", "bold"))
+        else:
+            lines.append(clean(counts))
     if "first" in found:
         more = ", ..." if found["numel"] > len(found["first"]) else ""
         lines.append(clean(f"  first [{', '.join(number(item) for item in found['first'])}{more}]"))
