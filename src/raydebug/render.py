@@ -149,9 +149,8 @@ class Paint:
         from pygments.lexers import PythonLexer
 
         # Blank lines at the ends have to survive, or line numbers would shift.
-        painted = highlight("\n".join(lines), PythonLexer(stripnl=False, ensurenl=False), TerminalFormatter()).split(
-            "\n"
-        )
+        lexer = PythonLexer(stripnl=False, ensurenl=False)
+        painted = highlight("\n".join(lines), lexer, TerminalFormatter()).split("\n")
         return painted[: len(lines)] if len(painted) >= len(lines) else lines
 
 

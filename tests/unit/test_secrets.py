@@ -310,7 +310,7 @@ def place_records(text: str, words: list[str], monkeypatch: pytest.MonkeyPatch, 
 def place_jobs(text: str, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp: object, capsys: Any) -> str:
     row = {"submission_id": "j1", "status": "RUNNING", "entrypoint": f"cd /x && exec {shlex.join(words)}"}
     shown = job_verbs._describe({**row, "message": f"Job entrypoint failed: {text}"})  # type: ignore[typeddict-item]
-    return f"{shown} {shlex.split(shown.command)}"
+    return f"{shown} {shlex.split(shown['command'])}"
 
 
 def place_errors(text: str, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp: object, capsys: Any) -> str:

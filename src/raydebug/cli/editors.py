@@ -36,13 +36,11 @@ def vscode(
         configuration = configuration_for_snapshot(snapshot)
     else:
         configuration = configuration_for(load_cluster(name), folder)
-    if print_only:
-        render.out(json.dumps(configuration, indent=2, ensure_ascii=False))
-        return
-    path = write_configuration(configuration, folder)
+    path = None if print_only else write_configuration(configuration, folder)
     if path is None:
         render.out(json.dumps(configuration, indent=2, ensure_ascii=False))
-        render.say(f'{FILE} exists: paste this into its list "configurations"')
+        if not print_only:
+            render.say(f'{FILE} exists: paste this into its list "configurations"')
         return
     render.out(render.visible(str(path), keep=""))
     render.say(f"wrote '{configuration['name']}'")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,23 +34,6 @@ _Since = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class _Job:
-    """A job as `job list` shows it; `started` and `ended` are seconds since the epoch."""
-
-    id: str
-    status: str
-    command: str
-    started: float | None
-    ended: float | None
-    exit_code: int | None
-    message: str | None
-
-    @property
-    def took(self) -> str:
-        return "?" if self.started is None else render.duration((self.ended or time.time()) - self.started, whole=True)
-
-
 @app.command("list")
 def list_jobs(name: Name = "default", as_json: Json = False) -> None:
     """List the jobs of the cluster, oldest first.
@@ -62,16 +44,19 @@ def list_jobs(name: Name = "default", as_json: Json = False) -> None:
 
     jobs = [_describe(job) for job in _dashboard(name).submitted_jobs()]
     if as_json:
-        render.out_json({"version": 1, "jobs": [asdict(job) for job in jobs]})
+        render.out_json({"version": 1, "jobs": jobs})
         return
     if not jobs:
         render.say("no job has run here")
         return
-    rows = [
-        [job.id, job.status, job.took, "" if job.exit_code is None else str(job.exit_code), job.command] for job in jobs
-    ]
+    rows = []
+    for job in jobs:
+        started, ended = job["started"], job["ended"] or time.time()
+        took = "?" if started is None else render.duration(ended - started, whole=True)
+        exit_code = "" if job["exit_code"] is None else str(job["exit_code"])
+        rows.append([job["id"], job["status"], took, exit_code, job["command"]])
     render.table(None, ["id", "status", "took", "exit", "command"], rows)
-    render.say(f"next: {render.command('raydebug', 'job', 'logs', jobs[-1].id)}{name_option(name)}")
+    render.say(f"next: {render.command('raydebug', 'job', 'logs', jobs[-1]['id'])}{name_option(name)}")
 
 
 @app.command()
@@ -128,7 +113,6 @@ def stop(job: _Id = None, name: Name = "default") -> None:
     Example: raydebug job stop raydebug-194151-06d8c8
     """
     from raydebug.cluster.state import name_option
-    from raydebug.jobs.logs import wait_until
 
     dashboard = _dashboard(name)
     found = _find(dashboard, job, to_stop=True)
@@ -137,17 +121,9 @@ def stop(job: _Id = None, name: Name = "default") -> None:
         render.say(f"job {submission_id} has ended already: {found['status'].lower()}")
         return
     dashboard.stop_job(submission_id)
-    with render.waiting(f"stopping job {submission_id}"):
-        ended = wait_until(lambda: _has_ended(dashboard, submission_id), timeout_s=STOP_S)
-    if not ended:
-        raise RaydebugError(
-            f"job {submission_id} did not end within {STOP_S:g} s",
-            cause="Ray was asked to stop it, and it runs still",
-            fix=f"see `raydebug job list{name_option(name)}`, then stop it again",
-            code="job.timeout",
-            exit_code=Exit.TIMEOUT,
-        )
-    render.say(f"job {submission_id}: {dashboard.job(submission_id)['status'].lower()}")
+    cause = "Ray was asked to stop it, and it runs still"
+    fix = f"see `raydebug job list{name_option(name)}`, then stop it again"
+    _wait_for_end(dashboard, submission_id, f"stopping job {submission_id}", STOP_S, cause, fix)
 
 
 @app.command()
@@ -161,23 +137,13 @@ def wait(
     Example: raydebug job wait --timeout 3600
     """
     from raydebug.jobs.follower import exit_code_of
-    from raydebug.jobs.logs import wait_until
 
     dashboard = _dashboard(name)
     submission_id = _find(dashboard, job)["submission_id"]
-    with render.waiting(f"waits for the end of job {submission_id}"):
-        ended = wait_until(lambda: _has_ended(dashboard, submission_id), timeout_s=timeout)
-    if not ended:
-        raise RaydebugError(
-            f"job {submission_id} did not end within {timeout:g} s",
-            cause="it runs still, or is paused: `raydebug paused`",
-            fix="wait longer with --timeout SECONDS, or stop it with `raydebug job stop`",
-            code="job.timeout",
-            exit_code=Exit.TIMEOUT,
-        )
-    info = dashboard.job(submission_id)
-    render.say(f"job {submission_id}: {info['status'].lower()}")
-    raise typer.Exit(exit_code_of(info))
+    cause = "it runs still, or is paused: `raydebug paused`"
+    fix = "wait longer with --timeout SECONDS, or stop it with `raydebug job stop`"
+    what = f"waits for the end of job {submission_id}"
+    raise typer.Exit(exit_code_of(_wait_for_end(dashboard, submission_id, what, timeout, cause, fix)))
 
 
 # What they share
@@ -232,6 +198,27 @@ def _has_ended(dashboard: Dashboard, submission_id: str) -> bool:
     return str(dashboard.job(submission_id)["status"]) in ENDED
 
 
+def _wait_for_end(
+    dashboard: Dashboard, submission_id: str, what: str, timeout_s: float | None, cause: str, fix: str
+) -> JobInfo:
+    """Wait until a job has ended, say how, and return it; `cause` and `fix` are of the error where it does not."""
+    from raydebug.jobs.logs import wait_until
+
+    with render.waiting(what):
+        ended = wait_until(lambda: _has_ended(dashboard, submission_id), timeout_s=timeout_s)
+    if not ended:
+        raise RaydebugError(
+            f"job {submission_id} did not end within {timeout_s:g} s",
+            cause=cause,
+            fix=fix,
+            code="job.timeout",
+            exit_code=Exit.TIMEOUT,
+        )
+    job_info = dashboard.job(submission_id)
+    render.say(f"job {submission_id}: {job_info['status'].lower()}")
+    return job_info
+
+
 def _sources(dashboard: Dashboard, submission_id: str, role: str | None, rank: int | None) -> list[Source]:
     """Return the wanted files; without a role and a rank the driver's, to which Ray copies the workers' output."""
     from raydebug.jobs.logs import DRIVER, find_sources, select_sources
@@ -244,7 +231,15 @@ def _sources(dashboard: Dashboard, submission_id: str, role: str | None, rank: i
 def _print_logs(dashboard: Dashboard, about: JobInfo, role: str | None, rank: int | None, wanted: Filter) -> None:
     sources = _sources(dashboard, about["submission_id"], role, rank)
     if not sources:
-        raise _nothing_written(dashboard, about["submission_id"], role, rank)
+        options = " ".join(filter(None, [role and f"--role {role}", None if rank is None else f"--rank {rank}"]))
+        others = _sources(dashboard, about["submission_id"], "", None)
+        titles = sorted({source.title for source in others})
+        raise RaydebugError(
+            f"no process of job {about['submission_id']} is {options or 'its driver'}",
+            cause=f"it has: {', '.join(titles[:12])}" if titles else "no file of it is left on any node",
+            fix=f"--role {others[-1].role}, or leave both out" if titles else "did it start? `raydebug job list`",
+            code="job.no-logs",
+        )
     from raydebug.jobs.logs import lines_of
 
     show = _printer(about, has_titles=role is not None or rank is not None)
@@ -283,19 +278,8 @@ def _printer(about: JobInfo, *, has_titles: bool) -> Callable[[Source, str], Non
     return show
 
 
-def _nothing_written(dashboard: Dashboard, submission_id: str, role: str | None, rank: int | None) -> RaydebugError:
-    sources = _sources(dashboard, submission_id, "", None)
-    options = " ".join(filter(None, [role and f"--role {role}", None if rank is None else f"--rank {rank}"]))
-    titles = sorted({source.title for source in sources})
-    return RaydebugError(
-        f"no process of job {submission_id} is {options or 'its driver'}",
-        cause=f"it has: {', '.join(titles[:12])}" if titles else "no file of it is left on any node",
-        fix=f"--role {sources[-1].role}, or leave both out" if titles else "did it start? `raydebug job list`",
-        code="job.no-logs",
-    )
-
-
-def _describe(job: JobInfo) -> _Job:
+def _describe(job: JobInfo) -> dict[str, Any]:
+    """Return a job as `job list` shows it; `started` and `ended` are seconds since the epoch."""
     from raydebug.cluster.dashboard import ENDED
     from raydebug.jobs.follower import exit_code_of
     from raydebug.jobs.submit import shown_command
@@ -303,12 +287,12 @@ def _describe(job: JobInfo) -> _Job:
 
     message = (job.get("message") or "").partition(", last available logs")[0].strip()
     start_ms, end_ms = job.get("start_time"), job.get("end_time")
-    return _Job(
-        id=job["submission_id"],
-        status=str(job["status"]).lower(),
-        command=shown_command(job["entrypoint"]),
-        started=start_ms / 1000 if start_ms else None,
-        ended=end_ms / 1000 if end_ms else None,
-        exit_code=exit_code_of(job) if job["status"] in ENDED else None,
-        message=scrubbed(message) or None,
-    )
+    return {
+        "id": job["submission_id"],
+        "status": str(job["status"]).lower(),
+        "command": shown_command(job["entrypoint"]),
+        "started": start_ms / 1000 if start_ms else None,
+        "ended": end_ms / 1000 if end_ms else None,
+        "exit_code": exit_code_of(job) if job["status"] in ENDED else None,
+        "message": scrubbed(message) or None,
+    }

@@ -45,7 +45,10 @@ def launch(options: RunOptions, again: str | None = None) -> int:
             render.say(note)
         cluster = facts.cluster
         if cluster is None or (cluster.is_local and state.read_status(cluster)["phase"] != "up"):
-            cluster = _start_cluster(options.name, plan)
+            with render.waiting(f"no cluster '{options.name}' runs: starting one on this machine"):
+                wanted = UpOptions(name=options.name, gpus=plan.gpus, debugger=plan.mode, owner=os.getpid())
+                cluster, _ = local.bring_up(wanted)  # it ends with the last `run` that uses it
+            warn_without_token(cluster)
         try:
             return _run_job(cluster, plan, detach=options.detach)
         finally:
@@ -126,14 +129,6 @@ def find_command(options: RunOptions, again: str | None) -> RunOptions:
         profile=options.profile or plan.profile,
         tiny=options.tiny or plan.tiny,
     )
-
-
-def _start_cluster(name: str, plan: RunPlan) -> Cluster:
-    """Start a local cluster that ends with the last `run` that uses it, or wait for the one that starts."""
-    with render.waiting(f"no cluster '{name}' runs: starting one on this machine"):
-        cluster, _ = local.bring_up(UpOptions(name=name, gpus=plan.gpus, debugger=plan.mode, owner=os.getpid()))
-    warn_without_token(cluster)
-    return cluster
 
 
 def _leave(cluster: Cluster, use: Use) -> None:

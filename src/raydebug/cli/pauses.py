@@ -93,18 +93,11 @@ def _find(name: str, address: str | None) -> tuple[Cluster, str]:
 def _show_table(pauses: list[ListedPause], *, to_stderr: bool = False) -> None:
     from raydebug.client.gateway_client import name_owner, name_place, name_reason
 
-    rows = [
-        [
-            p["id"],
-            p["kind"] or "?",
-            name_place(p),
-            name_reason(p),
-            name_owner(p),
-            render.duration(p["since_s"], whole=True),
-            p["state"],
-        ]
-        for p in pauses
-    ]
+    rows = []
+    for pause in pauses:
+        place, reason, owner = name_place(pause), name_reason(pause), name_owner(pause)
+        since = render.duration(pause["since_s"], whole=True)
+        rows.append([pause["id"], pause["kind"] or "?", place, reason, owner, since, pause["state"]])
     render.table(None, ["id", "kind", "where", "reason", "who", "since", "state"], rows, to_stderr=to_stderr)
 
 

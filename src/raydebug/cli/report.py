@@ -103,18 +103,14 @@ def _write(run: Run, output: Path | None, *, opens: bool, follow: bool) -> None:
         path = write_report(run, output, slow_step=_slow_step(run), reload_s=FOLLOWS_EVERY_S if is_live else None)
     render.out(render.visible(str(path), keep=""))
     if opens:
-        _open(path)
+        import webbrowser
+
+        if not webbrowser.open(path.as_uri()):
+            render.say("no browser could be opened here; the file can be copied to where there is one")
     else:
         render.say("next: open it in a browser, here or anywhere: it is one file; --open does that")
     if is_live:
         _follow(run.folder, output)
-
-
-def _open(path: Path) -> None:
-    import webbrowser
-
-    if not webbrowser.open(path.as_uri()):
-        render.say("no browser could be opened here; the file can be copied to where there is one")
 
 
 def _slow_step(run: Run) -> str:

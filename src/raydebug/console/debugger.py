@@ -116,15 +116,11 @@ class BreakpointTable:
         return {point.line for point in self.table if point.path == path}
 
     async def _send(self, path: str) -> list[Message]:
-        wanted: list[Message] = [
-            {
-                "line": one.line,
-                **({"condition": one.condition} if one.condition else {}),
-                **({"logMessage": one.log} if one.log else {}),
-            }
-            for one in self.table
-            if one.path == path
-        ]
+        wanted: list[Message] = []
+        for point in self.table:
+            if point.path == path:
+                texts = {"condition": point.condition, "logMessage": point.log}
+                wanted.append({"line": point.line, **{name: text for name, text in texts.items() if text}})
         if self._scratch[0] == path:
             wanted += [{"line": line} for line in self._scratch[1]]
         answer = await self._session.request("setBreakpoints", {"source": {"path": path}, "breakpoints": wanted})
@@ -274,10 +270,8 @@ class Debugger:
             CommandFailed: it raised, or its value is cut off.
         """
         try:
-            if long:
-                with contextlib.suppress(
-                    ValueError
-                ):  # in `clipboard` context errors come back as values; `repl` below raises them
+            if long:  # in `clipboard` context errors come back as values; `repl` below raises them
+                with contextlib.suppress(ValueError):
                     return json.loads(await self.session.evaluate(code, context="clipboard") or "null")
             return json.loads(await self.session.evaluate(code) or "null")
         except EvaluationFailed as failed:

@@ -254,9 +254,8 @@ class Group:
         debuggers = [debugger for debugger in self.debuggers if debugger.number in numbers]
         if not command:
             if len(debuggers) != 1:
-                raise CommandFailed(
-                    f"@{to} is {joined([debugger.label for debugger in debuggers])}: name one of them alone"
-                )
+                names = joined([debugger.label for debugger in debuggers])
+                raise CommandFailed(f"@{to} is {names}: name one of them alone")
             self.current = debuggers[0]
         return debuggers, command
 

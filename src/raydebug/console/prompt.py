@@ -90,9 +90,8 @@ class Prompt:
                 if not self._group.show(await self._outcomes(debuggers, rest), rest):
                     break
                 if not self._group.lone:
-                    await interruptible(
-                        self._group.wait_stopped([debugger for debugger in debuggers if debugger.stepping])
-                    )
+                    stepping = [debugger for debugger in debuggers if debugger.stepping]
+                    await interruptible(self._group.wait_stopped(stepping))
             except CommandFailed as failed:
                 render.out(self._paint(f"*** {failed}", "red"))
                 break
@@ -159,10 +158,8 @@ class Prompt:
             resuming = (debugger.session.resume("continue") for debugger in paused)
             await asyncio.gather(*resuming, return_exceptions=not lone)
         else:
-            again = (
-                "stays paused; `raydebug attach` brings" if lone else "they stay paused; `raydebug attach all` brings"
-            )
-            render.say(f"{again} you back")
+            stays, verb = ("stays", "attach") if lone else ("they stay", "attach all")
+            render.say(f"{stays} paused; `raydebug {verb}` brings you back")
         return True
 
 
@@ -218,15 +215,6 @@ def history_file(state_dir: Path, project: Path) -> Path:
     return state_dir / _HISTORIES / f"{name}-{hashlib.blake2b(str(project).encode()).hexdigest()[:8]}"
 
 
-def _history(file: Path) -> History:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file.touch(mode=0o600)
-    except OSError:
-        return InMemoryHistory()  # a read-only home must not prevent debugging
-    return FileHistory(str(file))
-
-
 class Keyboard:
     """Reads lines from a person.
 
@@ -235,8 +223,15 @@ class Keyboard:
     """
 
     def __init__(self, state_dir: Path, completer: Completer, status: Callable[[], str] = lambda: "") -> None:
+        file = history_file(state_dir, project_of(Path.cwd()))
+        history: History = FileHistory(str(file))
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            file.touch(mode=0o600)
+        except OSError:
+            history = InMemoryHistory()  # a read-only home must not prevent debugging
         self._prompt: PromptSession[str] = PromptSession(
-            history=_history(history_file(state_dir, project_of(Path.cwd()))),
+            history=history,
             completer=completer,
             complete_while_typing=False,
             interrupt_exception=Interrupted,  # a KeyboardInterrupt in a task would end the whole event loop

@@ -22,10 +22,7 @@ from raydebug.protocol.lost_peers import OUT_OF_REACH
 from raydebug.protocol.messages import COPIES
 from raydebug.protocol.wire import Message
 
-_REFUSALS = {
-    "pause.busy": Exit.TAKEN,
-    "process.asked": Exit.TAKEN,
-}
+_TAKEN = ("pause.busy", "process.asked")
 _GONE = "pause.gone"
 _REQUEST_TIMEOUT_S = 30.0
 _REASON_TIMEOUT_S = 1.0
@@ -133,9 +130,7 @@ class DebugSession:
             raise
 
     async def _open(self, address: GatewayAddress, target: str, *, steal: bool) -> None:
-        hello = {"clientID": "raydebug", "clientName": f"raydebug attach (pid {os.getpid()})", "adapterID": "raydebug",
-                 "pathFormat": "path", "linesStartAt1": True, "columnsStartAt1": True}  # fmt: skip
-        await self.request("initialize", hello)
+        await self.introduce("raydebug")
         try:
             # No limit: with `next` the gateway answers when a pause begins, which may take hours.
             arguments: Message = {"target": target, "steal": steal}
@@ -155,6 +150,12 @@ class DebugSession:
                 code="session.no-stop",
                 exit_code=Exit.SESSION_LOST,
             ) from error
+
+    async def introduce(self, adapter: str) -> None:
+        """Send the first request of a session to an adapter of this name."""
+        hello = {"clientID": "raydebug", "clientName": f"raydebug attach (pid {os.getpid()})", "adapterID": adapter,
+                 "pathFormat": "path", "linesStartAt1": True, "columnsStartAt1": True}  # fmt: skip
+        await self.request("initialize", hello)
 
     def named_here(self, path: str) -> str:
         """Return the name that a file of the process has on this machine, as frames have it."""
@@ -348,29 +349,19 @@ class DebugSession:
         if self._why_ended:
             gone = "the process ended" in self._why_ended
             pid, pause = self.pause.get("pid", "?"), self.pause.get("id", "?")
-            return RaydebugError(
-                f"the session ended: {f'process {pid} is gone' if gone else f'pause {pause} is over'}",
-                cause=f"the gateway said: {self._why_ended}",
-                fix="list what is paused now with `raydebug paused`",
-                code="session.process-gone" if gone else "session.pause-over",
-                exit_code=Exit.SESSION_LOST,
-            )
-        failure = self._dap.failure
-        if failure is not None and failure.errno in OUT_OF_REACH:
-            return RaydebugError(
-                "the session ended: the gateway is out of reach",
-                cause=f"{self._address} does not answer: {failure.strerror}",
-                fix="the task stays paused: `raydebug attach` again when the network is back",
-                code="session.gateway-out-of-reach",
-                exit_code=Exit.SESSION_LOST,
-            )
-        return RaydebugError(
-            "the session ended: the gateway is gone",
-            cause="it closed the connection without a reason",
-            fix="look at the cluster with `raydebug ps`; a paused process stays paused",
-            code="session.gateway-gone",
-            exit_code=Exit.SESSION_LOST,
-        )
+            what = f"process {pid} is gone" if gone else f"pause {pause} is over"
+            cause = f"the gateway said: {self._why_ended}"
+            fix = "list what is paused now with `raydebug paused`"
+            code = "session.process-gone" if gone else "session.pause-over"
+        elif (failure := self._dap.failure) is not None and failure.errno in OUT_OF_REACH:
+            what, cause = "the gateway is out of reach", f"{self._address} does not answer: {failure.strerror}"
+            fix = "the task stays paused: `raydebug attach` again when the network is back"
+            code = "session.gateway-out-of-reach"
+        else:
+            what, cause = "the gateway is gone", "it closed the connection without a reason"
+            fix = "look at the cluster with `raydebug ps`; a paused process stays paused"
+            code = "session.gateway-gone"
+        return RaydebugError(f"the session ended: {what}", cause=cause, fix=fix, code=code, exit_code=Exit.SESSION_LOST)
 
 
 def explain_refusal(refused: RequestFailed) -> RaydebugError:
@@ -383,7 +374,7 @@ def explain_refusal(refused: RequestFailed) -> RaydebugError:
         cause=str(error.get("cause") or refused),
         fix=str(error.get("fix") or "list the pauses with `raydebug paused`"),
         code=code,
-        exit_code=_REFUSALS.get(code, Exit.FAILED),
+        exit_code=Exit.TAKEN if code in _TAKEN else Exit.FAILED,
     )
 
 

@@ -45,9 +45,8 @@ def summarise(value: Any, key: str) -> str:
         same = re.sub(r" at 0x[0-9a-f]+", " at 0x...", text)
         shown = repr(same[:TEXT_CHARS]) if isinstance(value, str) else same[:TEXT_CHARS]
         digest = hashlib.blake2b(same.encode("utf-8", "replace")).hexdigest()
-        return json.dumps(
-            {"type": found["type"], "text": shown, "more": max(0, len(same) - TEXT_CHARS), "hash": digest}
-        )
+        more = max(0, len(same) - TEXT_CHARS)
+        return json.dumps({"type": found["type"], "text": shown, "more": more, "hash": digest})
     if "note" in found:
         return json.dumps(found)
     try:

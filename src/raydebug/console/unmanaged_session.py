@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -125,9 +124,7 @@ class UnmanagedSession(DebugSession):
                 code="worker.unreachable",
                 exit_code=Exit.SESSION_LOST,
             ) from error
-        hello = {"clientID": "raydebug", "clientName": f"raydebug attach (pid {os.getpid()})", "adapterID": "debugpy",
-                 "pathFormat": "path", "linesStartAt1": True, "columnsStartAt1": True}  # fmt: skip
-        await self.request("initialize", hello)
+        await self.introduce("debugpy")
 
     async def _configure(self, pause: ListedPause) -> None:
         host, port = self._listens_at
@@ -137,7 +134,16 @@ class UnmanagedSession(DebugSession):
         async with asyncio.timeout(INITIALIZED_TIMEOUT_S):
             await self._initialized.wait()
         if attaching.done():
-            raise _refusal(pause, attaching)
+            failure = attaching.exception()
+            reason = str(failure) if failure else str(attaching.result().get("message") or "no reason")
+            is_busy = "already being debugged" in reason
+            raise RaydebugError(
+                f"worker {pause['id']} cannot be attached",
+                cause=f"its debugger said: {reason}",
+                fix="detach the other debugger: Ray's listener serves one at a time",
+                code="pause.busy" if is_busy else "attach.refused",
+                exit_code=Exit.TAKEN if is_busy else Exit.FAILED,
+            )
         # Without a filter a post-mortem pause is resumed, and the state of the task is lost.
         await self.request("setExceptionBreakpoints", {"filters": ["uncaught"]})
         await self.request("configurationDone")
@@ -184,15 +190,3 @@ class UnmanagedSession(DebugSession):
             code="session.process-gone",
             exit_code=Exit.SESSION_LOST,
         )
-
-
-def _refusal(pause: ListedPause, attaching: asyncio.Future[Message]) -> RaydebugError:
-    failure = attaching.exception()
-    said = str(failure) if failure else str(attaching.result().get("message") or "no reason")
-    return RaydebugError(
-        f"worker {pause['id']} cannot be attached",
-        cause=f"its debugger said: {said}",
-        fix="detach the other debugger: Ray's listener serves one at a time",
-        code="pause.busy" if "already being debugged" in said else "attach.refused",
-        exit_code=Exit.TAKEN if "already being debugged" in said else Exit.FAILED,
-    )

@@ -202,9 +202,7 @@ async def _prompt(debugger: SavedDebugger, folder: Path) -> Exit:
 
     from raydebug.console.prompt import Keyboard
 
-    words = WordCompleter(
-        lambda: [*BY_NAME, *debugger.saved.get("locals", {})] if debugger.stack.frames else [*BY_NAME]
-    )
+    words = WordCompleter(lambda: [*BY_NAME, *(debugger.saved.get("locals", {}) if debugger.stack.frames else ())])
     rank = "" if debugger.rank is None else f" {debugger.rank}"
     keyboard, never = Keyboard(folder, words), asyncio.Event()
     while not debugger.leaving:
@@ -235,19 +233,15 @@ async def _run(debugger: SavedDebugger, line: str) -> bool:
 
 
 async def _pretty(debugger: SavedDebugger, argument: str) -> str:
-    at = debugger.find(argument)
-    parts = [
-        f"  {label} = {debugger.values.text(child, debugger.width)}" for label, child in debugger.values.children(at)
-    ]
-    return "\n".join([debugger.values.text(at, debugger.width), *parts])
+    values, width, at = debugger.values, debugger.width, debugger.find(argument)
+    parts = [f"  {label} = {values.text(child, width)}" for label, child in values.children(at)]
+    return "\n".join([values.text(at, width), *parts])
 
 
 async def _tensors(debugger: SavedDebugger, argument: str) -> str:
-    found = debugger.values.tensors(debugger.saved.get("locals", {}))
-    lines = [
-        f"{debugger.paint(name, 'cyan')}  {visible(tensor_line(debugger.values[at]), keep='')}"
-        for name, at in found.items()
-    ]
+    values = debugger.values
+    tensors = {name: tensor_line(values[at]) for name, at in values.tensors(debugger.saved.get("locals", {})).items()}
+    lines = [f"{debugger.paint(name, 'cyan')}  {visible(line, keep='')}" for name, line in tensors.items()]
     return "\n".join(lines) or "(no tensors)"
 
 

@@ -61,9 +61,8 @@ class SnapshotSession:
     def _threads(self, given: Message) -> Message:
         lines = exception_lines(self._document) or [self._document.get("thread", "thread")]
         names = {at: line for at, line in enumerate(lines) if at == 0 or raised_frames(self._document, at)}
-        return {
-            "threads": [{"id": at + 1, "name": visible(line.split("\n")[0], keep="")} for at, line in names.items()]
-        }
+        threads = [{"id": at + 1, "name": visible(line.split("\n")[0], keep="")} for at, line in names.items()]
+        return {"threads": threads}
 
     def _stack(self, given: Message) -> Message:
         indices = raised_frames(self._document, _number(given, "threadId") - 1)
@@ -98,11 +97,8 @@ class SnapshotSession:
     def _scopes(self, given: Message) -> Message:
         frame = _number(given, "frameId")
         self._document["frames"][frame - 1]
-        return {
-            "scopes": [
-                {"name": "Locals", "presentationHint": "locals", "variablesReference": frame, "expensive": False}
-            ]
-        }
+        scope = {"name": "Locals", "presentationHint": "locals", "variablesReference": frame, "expensive": False}
+        return {"scopes": [scope]}
 
     def _variables(self, given: Message) -> Message:
         reference, frames = _number(given, "variablesReference"), self._document["frames"]
@@ -110,12 +106,8 @@ class SnapshotSession:
             found: Iterable[tuple[str, int]] = frames[reference - 1].get("locals", {}).items()
         else:
             found = self._values.children(reference - len(frames) - 1)
-        return {
-            "variables": [
-                {"name": visible(name.removeprefix("."), keep=""), **self._value(index, "value")}
-                for name, index in found
-            ]
-        }
+        named = ((visible(name.removeprefix("."), keep=""), index) for name, index in found)
+        return {"variables": [{"name": name, **self._value(index, "value")} for name, index in named]}
 
     def _value(self, index: int, text: str) -> Message:
         value = self._values[index]

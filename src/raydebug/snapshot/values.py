@@ -83,11 +83,8 @@ class Values:
         raise NotThere(REFUSED)
 
     def _attribute(self, index: int, name: str) -> int:
-        attributes = {
-            **self._saved[index].get("attributes", {}),
-            **self[index].get("attributes", {}),
-            **self._facts(index),
-        }
+        saved, content = self._saved[index].get("attributes", {}), self[index].get("attributes", {})
+        attributes = {**saved, **content, **self._facts(index)}
         if name in attributes:
             return attributes[name]
         if _inside(self._saved[index]):
@@ -207,9 +204,8 @@ class Values:
         elif "pairs" in value or "items" in value:
             saved = len(value["pairs"] if "pairs" in value else value["items"])
             pairs: Iterable[tuple[int | None, int]] = value.get("pairs") or zip(repeat(None), value.get("items", ()))
-            opening, closing = _BRACKETS.get(kind) or (
-                (f"{kind}({{", "})") if "pairs" in value else (f"{kind}([", "])")
-            )
+            other = (f"{kind}({{", "})") if "pairs" in value else (f"{kind}([", "])")
+            opening, closing = _BRACKETS.get(kind, other)
             yield opening
             for at, (key, item) in enumerate(pairs):
                 yield ", " if at else ""

@@ -42,10 +42,23 @@ def appearing(target: Path) -> Iterator[Path]:
         partial.rename(target)
         partial = None
     except Exception as failure:
-        explained = _explain(failure, target)
-        if explained is None:
-            raise
-        raise explained from failure
+        # safetensors and tokenizers report a failed write as an exception of their own, with the system's words.
+        if getattr(failure, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(failure):
+            existing = next(place for place in target.parents if place.exists())
+            raise RaydebugError(
+                f"no space left for '{target}'",
+                cause=f"{failure}; {shutil.disk_usage(existing).free / 2**20:.1f} MiB are free in '{existing}'",
+                fix="free some space there, or name a folder on another disk; nothing was left behind",
+                code="tiny.disk-full",
+            ) from failure
+        if isinstance(failure, OSError):
+            raise RaydebugError(
+                f"cannot write '{target}'",
+                cause=str(failure),
+                fix="name a folder that you may write to",
+                code="tiny.unwritable",
+            ) from failure
+        raise
     finally:
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
@@ -58,32 +71,6 @@ def _open_up(folder: Path) -> None:
     folder.chmod(0o777 & ~mask)
     for path in folder.rglob("*"):
         path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
-
-
-def _explain(failure: Exception, target: Path) -> RaydebugError | None:
-    """Return the three lines for a failure of the disk; None for a failure of another kind."""
-    # safetensors and tokenizers report a failed write as an exception of their own, with the system's words.
-    if getattr(failure, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(failure):
-        free_mib = shutil.disk_usage(_existing(target.parent)).free / 2**20
-        return RaydebugError(
-            f"no space left for '{target}'",
-            cause=f"{failure}; {free_mib:.1f} MiB are free in '{_existing(target.parent)}'",
-            fix="free some space there, or name a folder on another disk; nothing was left behind",
-            code="tiny.disk-full",
-        )
-    if isinstance(failure, OSError) and not isinstance(failure, RaydebugError):
-        return RaydebugError(
-            f"cannot write '{target}'",
-            cause=str(failure),
-            fix="name a folder that you may write to",
-            code="tiny.unwritable",
-        )
-    return None
-
-
-def _existing(folder: Path) -> Path:
-    """Return the folder, or the nearest one above it that exists."""
-    return next(place for place in (folder, *folder.parents) if place.exists())
 
 
 @contextmanager

@@ -70,11 +70,20 @@ def build_model(target: Path, *, like: Path | None = None, vision: bool = False,
         RaydebugError: torch or transformers is missing, `like` is no model, the target is taken or the disk is full.
     """
     started_s = time.monotonic()
-    if like is not None:
-        _require_config(like)
+    if like is not None and not (like / "config.json").is_file():
+        raise UsageError(
+            f"'{like}' is not a model",
+            cause=f"there is no file '{like / 'config.json'}'" if like.is_dir() else "there is no such folder",
+            fix="give --like the folder of a downloaded model, the one with config.json in it",
+            code="tiny.no-config",
+        )
     with appearing(target) as folder:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
-        torch, transformers = _import_libraries()
+        with needed_for("a tiny model", "torch and transformers", " (this is the core flavour, which has neither)"):
+            import torch
+            import transformers
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
         config, tokenizer, processor = _parts(like, vision, transformers)
         torch.manual_seed(seed)
         model = _random_model(config, transformers)
@@ -91,25 +100,6 @@ def build_model(target: Path, *, like: Path | None = None, vision: bool = False,
         parameters=sum(weight.numel() for weight in model.parameters()),
         seconds=round(time.monotonic() - started_s, 2),
     )
-
-
-def _require_config(like: Path) -> None:
-    if not (like / "config.json").is_file():
-        raise UsageError(
-            f"'{like}' is not a model",
-            cause=f"there is no file '{like / 'config.json'}'" if like.is_dir() else "there is no such folder",
-            fix="give --like the folder of a downloaded model, the one with config.json in it",
-            code="tiny.no-config",
-        )
-
-
-def _import_libraries() -> tuple[Any, Any]:
-    with needed_for("a tiny model", "torch and transformers", " (this is the core flavour, which has neither)"):
-        import torch
-        import transformers
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    return torch, transformers
 
 
 def _parts(like: Path | None, vision: bool, transformers: Any) -> tuple[Any, Any, Any]:
@@ -158,7 +148,10 @@ def _likeness(like: Path, transformers: Any) -> tuple[Any, Any]:
             fix="give --like a model whose architecture is part of transformers (code of its own is never run)",
             code="tiny.unknown-architecture",
         ) from failure
-    old_words = _tokenizer_of(like, transformers)
+    try:
+        old_words = transformers.AutoTokenizer.from_pretrained(like, local_files_only=True)
+    except (OSError, ValueError):  # it has none
+        old_words = None
     tokenizer = retrain_tokenizer(old_words) if old_words else train_tokenizer()
 
     def new_id(old: int) -> int | None:
@@ -174,14 +167,6 @@ def _likeness(like: Path, transformers: Any) -> tuple[Any, Any]:
             part["vocab_size"] = _padded(len(tokenizer))
     values.pop("quantization_config", None)  # the weights are new, and plain
     return type(original).from_dict(values), tokenizer
-
-
-def _tokenizer_of(like: Path, transformers: Any) -> Any:
-    """Return the tokenizer of a model's folder; None when it has none."""
-    try:
-        return transformers.AutoTokenizer.from_pretrained(like, local_files_only=True)
-    except (OSError, ValueError):
-        return None
 
 
 def _random_model(config: Any, transformers: Any) -> Any:

@@ -31,8 +31,7 @@ _keys = itertools.count(1)
 
 
 async def _ranks(debugger: Debugger, argument: str) -> str:
-    peers = debugger.peers
-    return table([_row(peer, current=peer is debugger) for peer in peers])
+    return table([_row(peer, current=peer is debugger) for peer in debugger.peers])
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
@@ -57,15 +56,9 @@ def _row(debugger: Debugger, *, current: bool) -> tuple[str, ...]:
         where += f": {view.exception_text(session.exception, session.pause)}"
     elif session.stop.get("reason") in ("step", "pause"):
         state = "step"
-    step = session.pause.get("step")
-    return (
-        ">" if current else "",
-        name,
-        state,
-        visible(where, keep=""),
-        visible("-" if step is None else str(step), keep=""),
-        duration(session.paused_for_s, whole=True),
-    )
+    step = "-" if session.pause.get("step") is None else visible(str(session.pause["step"]), keep="")
+    paused_for = duration(session.paused_for_s, whole=True)
+    return (">" if current else "", name, state, visible(where, keep=""), step, paused_for)
 
 
 async def _diff(debugger: Debugger, argument: str) -> str:

@@ -186,10 +186,8 @@ def _table(debugger: Debugger) -> str:
         return "(no breakpoints)"
     rows = ["Num Type         Disp Enb   Where"]
     for point in debugger.breakpoints.table:
-        kind = "log point" if point.log else "breakpoint"
-        rows.append(
-            f"{point.number:<4}{kind:<13}{'del ' if point.temporary else 'keep'} yes   at {visible(point.place)}"
-        )
+        kind, keeps = "log point" if point.log else "breakpoint", "del " if point.temporary else "keep"
+        rows.append(f"{point.number:<4}{kind:<13}{keeps} yes   at {visible(point.place)}")
         if point.log:
             rows.append(f"        says {visible(point.log)!r}")
         if point.condition:
@@ -202,10 +200,8 @@ def _table(debugger: Debugger) -> str:
 async def _clear(debugger: Debugger, argument: str) -> str:
     gone = await _named(debugger, argument) if argument else list(debugger.breakpoints.table)
     await debugger.breakpoints.remove(gone)
-    return (
-        "\n".join(f"Deleted breakpoint {point.number} at {visible(point.place)}" for point in gone)
-        or "(no breakpoints)"
-    )
+    lines = [f"Deleted breakpoint {point.number} at {visible(point.place)}" for point in gone]
+    return "\n".join(lines) or "(no breakpoints)"
 
 
 async def _named(debugger: Debugger, argument: str) -> list[Breakpoint]:
