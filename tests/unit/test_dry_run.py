@@ -269,9 +269,9 @@ def test_a_model_in_the_hub_s_cache(tmp_path: Path) -> None:
     """A model by its hub name is taken from the cache, if it is there."""
     cached = tmp_path / "hub" / "models--Qwen--Qwen3-8B"
     (cached / "refs").mkdir(parents=True)
-    (cached / "refs" / "main").write_text("abc\n")
-    (cached / "snapshots" / "abc").mkdir(parents=True)
-    (cached / "snapshots" / "abc" / "config.json").write_text("{}")
+    (cached / "refs" / "main").write_text("abcdef0\n")
+    (cached / "snapshots" / "abcdef0").mkdir(parents=True)
+    (cached / "snapshots" / "abcdef0" / "config.json").write_text("{}")
     command = ["python3", "-m", "verl.trainer.main_ppo", *GRPO]
     document = show(
         "--model", "tiny", "--verl", "0.9.1", "--", *command, folder=tmp_path, HF_HUB_CACHE=str(tmp_path / "hub")

@@ -93,12 +93,7 @@ def apply_profile(
     if version is not None and version != installed.version:
         installed = Installed(version, None, f"{program.trainer.name} {version} was asked for")
     overlay = overlay_profile(
-        rules,
-        program,
-        argv[program.arguments_at :],
-        environ,
-        installed=installed,
-        launcher=program.launcher(argv),
+        rules, program, argv[program.arguments_at :], environ, installed=installed, launcher=program.launcher(argv)
     )
     builds = swap_in(tiny, overlay.settings, program, folder)
     new = program.with_arguments(argv, overlay.settings.command)
@@ -210,21 +205,15 @@ def explain(
     for training in trainings:
         # The training's Python looks in its folder first, then in PYTHONPATH.
         search = ["", *(entry for entry in training.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)]
-        asked: dict[str, Any] = {"argv": training.argv, "profile": profile, "tiny": list(tiny), "version": version}
+        request: dict[str, Any] = {"argv": training.argv, "profile": profile, "tiny": list(tiny), "version": version}
+        request |= {"search": search, "rollouts": rollouts}
         try:
             if elsewhere is None:
-                document = apply_profile(
-                    **asked,
-                    environ=training.environ,
-                    folder=training.folder,
-                    search=[*search, *sys.path],
-                    rollouts=Rollouts.of_variable(rollouts),
-                ).as_json()
+                document = _answer({**request, "environ": training.environ}, training.folder)
             else:
                 deciding = {name: training.environ[name] for name in _DECIDING if name in training.environ}
-                trainer = environ.get(variables.TRAINER)
-                asked |= {"environ": deciding, "search": search, "trainer": trainer, "rollouts": rollouts}
-                document = _ask(elsewhere, training.folder, asked)
+                request |= {"environ": deciding, "trainer": environ.get(variables.TRAINER)}
+                document = _ask(elsewhere, training.folder, request)
         except RaydebugError as failure:
             refused.append(failure)
             refusal = failure.as_json()["error"]
@@ -233,6 +222,12 @@ def explain(
     if len(refused) == len(documents):
         raise refused[0]
     return documents
+
+
+def _answer(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the document of a request, here."""
+    search, rollouts = [*request["search"], *sys.path], Rollouts.of_variable(request["rollouts"])
+    return apply_profile(**{**request, "folder": folder, "search": search, "rollouts": rollouts}).as_json()
 
 
 def _ask(runner: Runner, folder: Path, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,10 +244,8 @@ def main(request: str) -> int:
     asked = json.loads(request)
     if trainer := asked.pop("trainer", None):
         os.environ[variables.TRAINER] = trainer
-    search = [*asked.pop("search"), *sys.path]
-    rollouts = Rollouts.of_variable(asked.pop("rollouts"))
     try:
-        answer = apply_profile(**asked, folder=Path.cwd(), search=search, rollouts=rollouts).as_json()
+        answer = _answer(asked, Path.cwd())
     except RaydebugError as failure:
         answer = {**failure.as_json(), "exit_code": failure.exit_code}
     sys.stdout.write(json.dumps(answer) + "\n")

@@ -325,10 +325,7 @@ def require_unshared(folder: Path) -> None:
         else:
             continue
         raise _refused(
-            f"'{path}' can have been written by another user",
-            f"{said}, and it is unpickled",
-            fix,
-            "run.record-foreign",
+            f"'{path}' can have been written by another user", f"{said}, and it is unpickled", fix, "run.record-foreign"
         )
 
 

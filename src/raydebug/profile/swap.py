@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from raydebug.process import SAFE_PATH
 from raydebug.profile.load import SettingRule
 from raydebug.tiny.model import HEADS
 from raydebug.trainers.config import expand_home, is_file
+from raydebug.trainers.hub import cached_folder
 from raydebug.trainers.settings import Settings
 from raydebug.trainers.trainer import Program
 
@@ -137,7 +137,8 @@ def swap_in(kinds: Sequence[str], settings: Settings, program: Program, folder: 
 
 def _swap_model(settings: Settings, folder: Path, tiny: Path) -> Build:
     said = settings.text("model") or ""
-    like = _local_model(said, folder)
+    named = folder / expand_home(said)
+    like = named.resolve() if said and is_file(named / "config.json") else cached_folder(said)
     if like is None:
         target = tiny / "model-qwen2"
         why = f"a random Qwen2 of about 100,000 parameters; {said} is not on this machine, to be made like it"
@@ -148,21 +149,6 @@ def _swap_model(settings: Settings, folder: Path, tiny: Path) -> Build:
         if settings.has(word):
             settings.change(word, settings.command.quoted(target), why)
     return Build("model", target, () if like is None else ("--like", str(like)))
-
-
-def _local_model(said: str, folder: Path) -> Path | None:
-    """Return the folder of a model: itself, or the snapshot of a hub's model in the cache."""
-    named = folder / expand_home(said)
-    if said and is_file(named / "config.json"):
-        return named.resolve()
-    # Source: huggingface_hub 1.x file_download.py: models--ORG--NAME/{refs/main, snapshots/COMMIT}.
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    cached = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{said.replace('/', '--')}"
-    try:
-        snapshot = cached / "snapshots" / (cached / "refs" / "main").read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
-    return snapshot if is_file(snapshot / "config.json") else None
 
 
 def _swap_data(settings: Settings, program: Program, folder: Path, tiny: Path) -> Build:
