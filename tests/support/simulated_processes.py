@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from raydebug.client.gateway_client import fetch_pauses
+from raydebug.protocol import wire
 
 # Seven threads of 26 frames; the first thread of one process in a hundred is elsewhere.
 PROCESSES = r"""
@@ -103,3 +104,23 @@ def during_stacks(cluster: Any) -> float:
         done.set()
         watching.join()
     return max(worst)
+
+
+class Peer:
+    """The connection of a process that answers nothing, and keeps what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[wire.Message] = []
+        self.closed = False
+
+    def get_extra_info(self, _name: str) -> None:
+        return None
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def write(self, data: bytes) -> None:
+        self.asked += wire.Decoder().feed(data)

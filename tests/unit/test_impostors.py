@@ -8,12 +8,12 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from gateway_under_test import TOKEN, GatewayUnderTest, visit
+from gateway_under_test import TOKEN, GatewayUnderTest
 from raydebug.client import gateway_client
 from raydebug.cluster import port_owner
 from raydebug.cluster.dashboard import Dashboard
@@ -174,21 +174,17 @@ def test_another_clusters_token(gateway: GatewayUnderTest, tmp_path):
     assert "wrong token" in gateway.log
 
 
-def test_a_proven_client_needs_no_token(gateway: GatewayUnderTest):
+async def test_a_proven_client_needs_no_token(gateway: GatewayUnderTest):
     """After the handshake neither HTTP nor DAP has the token; the token of a debugger of others still opens both."""
     header = b"GET /pauses HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %b\r\n\r\n"
     assert exchange(gateway.gateway_port, header % TOKEN.encode()).startswith(b"HTTP/1.1 200")
     assert exchange(gateway.gateway_port, header % b"x").startswith(b"HTTP/1.1 401")
-
-    async def look() -> None:
-        reader, writer = await open_proven("127.0.0.1", gateway.gateway_port, TOKEN)
-        writer.write(wire.encode(wire.request(1, "attach", {"target": "99"})))
-        assert b"there is no pause '99'" in await reader.read(65536)
-        writer.close()
-        with pytest.raises(NotProven):
-            await open_proven("127.0.0.1", gateway.gateway_port, "o" * 64)
-
-    visit(gateway, look)
+    reader, writer = await open_proven("127.0.0.1", gateway.gateway_port, TOKEN)
+    writer.write(wire.encode(wire.request(1, "attach", {"target": "99"})))
+    assert b"there is no pause '99'" in await reader.read(65536)
+    writer.close()
+    with pytest.raises(NotProven):
+        await open_proven("127.0.0.1", gateway.gateway_port, "o" * 64)
 
 
 # Ray's dashboard
@@ -213,27 +209,18 @@ PLACES = {"127.0.0.1": ("127.0.0.1", "AF_INET", False), "all addresses": ("::", 
 def listener_of(uid: int, place: tuple[str, str, bool]) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     argv = ["/usr/bin/env", "python3", "-c", TAKES.format(*place)]
     with subprocess.Popen(argv, user=uid, stdout=subprocess.PIPE, text=True, cwd="/") as process:
-        assert process.stdout is not None
         try:
             yield int(process.stdout.readline()), process
         finally:
             process.kill()
 
 
-def follow(dashboard: Dashboard) -> None:
-    async def look() -> None:
-        async for _ in dashboard.follow_logs("job"):
+def drain(pieces: AsyncIterator[str]) -> None:
+    async def read() -> None:
+        async for _ in pieces:
             pass
 
-    asyncio.run(look())
-
-
-def follow_file(dashboard: Dashboard) -> None:
-    async def look() -> None:
-        async for _ in dashboard.follow_file("node", "file"):
-            pass
-
-    asyncio.run(look())
+    asyncio.run(read())
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a program of another user")
@@ -243,10 +230,10 @@ def test_another_user_on_the_dashboards_port_gets_no_token(tmp_path, place):
     with listener_of(65534, place) as (port, process):
         cluster = cluster_at(tmp_path, 1, port)
         dashboard = Dashboard(cluster)
-        for ask in (lambda: dashboard.submitted_jobs(), lambda: follow(dashboard), lambda: follow_file(dashboard)):
+        for ask in (dashboard.submitted_jobs, lambda: drain(dashboard.follow_logs("job")),
+                    lambda: drain(dashboard.follow_file("node", "file"))):  # fmt: skip
             with pytest.raises(RaydebugError, match="another user of this machine, uid 65534; the token was not sent"):
                 ask()
-            assert process.stdout is not None
             assert process.stdout.readline() == "b''\n"
         assert port_owner.stranger_listening(cluster, ("127.0.0.1", port)) == 65534
 

@@ -20,7 +20,6 @@ import runs
 from gateway_under_test import open_gateway
 from raydebug.cluster import connection, joined_job
 from raydebug.cluster.find import cluster_around_us
-from raydebug.cluster.state import Cluster
 from raydebug.jobs.submit import node_variables
 
 NODE = {
@@ -29,13 +28,7 @@ NODE = {
 }  # fmt: skip
 
 
-def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    return runs.raydebug(*arguments, env={**os.environ, **environ})
-
-
 def error_of(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """Return the three lines of an error."""
     lines = done.stderr.strip().splitlines()[-3:]
     assert [line.partition(":")[0] for line in lines] == ["error", "cause", "fix"], done.stderr
     return lines
@@ -89,10 +82,10 @@ def test_a_program_on_a_node(tmp_path):
     """The output and the exit code of the node's Python come back; a folder that is not there is named."""
     ran = joined_job.run_here(["-c", "import os; print(os.getcwd()); raise SystemExit(3)"], str(tmp_path), 30.0)
     assert ran == {"code": 3, "output": f"{tmp_path}\n"}
-    assert joined_job.run_here(["-c", ""], "/nowhere", 30.0) == {
-        "code": 127,
-        "output": "the node has no folder /nowhere",
-    }
+    (tmp_path / "file").write_text("")
+    for folder in ("/nowhere", f"{tmp_path}/file"):
+        ran = joined_job.run_here(["-c", ""], folder, 30.0)
+        assert ran == {"code": 127, "output": f"the node has no folder {folder}"}
 
 
 class _Echo(socketserver.BaseRequestHandler):
@@ -174,19 +167,19 @@ def test_a_way_that_leads_back(tmp_path, command, says):
 def test_a_dashboard_of_another_program():
     """A web server that is no Ray dashboard is named as such; no record is left."""
     with serving(http.server.SimpleHTTPRequestHandler) as port:
-        done = run("up", "--join", f"http://127.0.0.1:{port}", "--name", "other")
+        done = runs.raydebug("up", "--join", f"http://127.0.0.1:{port}", "--name", "other")
     what, cause, fix = error_of(done)
     assert what == f"error: no Ray dashboard is at http://127.0.0.1:{port}"
     assert cause == "cause: Ray refused GET /api/version with 404"
     assert fix.startswith("fix: is it the address of a Ray dashboard, and can it be reached from here?")
-    assert "there is no cluster 'other'" in run("ps", "--name", "other").stderr
+    assert "there is no cluster 'other'" in runs.raydebug("ps", "--name", "other").stderr
 
 
 def test_no_route():
     """An address where nothing answers is named."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    what, cause, _ = error_of(run("up", "--join", f"127.0.0.1:{port}"))
+    what, cause, _ = error_of(runs.raydebug("up", "--join", f"127.0.0.1:{port}"))
     assert what == f"error: cluster 'http://127.0.0.1:{port}' does not answer"
     assert cause == f"cause: GET http://127.0.0.1:{port}/api/authentication_mode: [Errno 111] Connection refused"
 
@@ -203,7 +196,7 @@ def test_no_route():
 )
 def test_options_that_do_not_fit(options, what):
     """What a cluster that runs already cannot be given is refused before anything is asked."""
-    done = run("up", *options)
+    done = runs.raydebug("up", *options)
     assert (error_of(done)[0], done.returncode) == (what, 2)
 
 
@@ -216,9 +209,7 @@ def test_variables_of_a_cluster_around_us(tmp_path):
             "RAYDEBUG_TOKEN_PATH": str(gateway.token_file),
         }
         cluster = cluster_around_us(environ)
-        assert isinstance(cluster, Cluster)
         needed = {"RAYDEBUG_GATEWAY": f"127.0.0.1:{gateway.dial_port}", "RAYDEBUG_TOKEN_PATH": str(gateway.token_file)}
         assert node_variables(cluster) == needed
         named = cluster_around_us({**environ, "RAYDEBUG_GATEWAY": "10.0.0.1:5679"})
-        assert isinstance(named, Cluster)
         assert node_variables(named) == {**needed, "RAYDEBUG_GATEWAY": "10.0.0.1:5679"}

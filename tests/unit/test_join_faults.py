@@ -56,12 +56,9 @@ def dashboard() -> Iterator[JoinableDashboard]:
             tunnel.close_way(left)
 
 
-def join(dashboard: JoinableDashboard, through: str | None = None, name: str = "x") -> Cluster:
-    """Join, and return the record."""
-    joined.join(UpOptions(name=name), joined.asked_at(dashboard.url, name), through, on_phase=lambda _: None)
-    found = read_record(name)
-    assert found is not None
-    return found
+def join(dashboard: JoinableDashboard, through: str | None = None, **options: Any) -> Cluster:
+    joined.join(UpOptions(name="x", **options), joined.asked_at(dashboard.url, "x"), through, on_phase=lambda _: None)
+    return read_record("x")
 
 
 def ways_to(dashboard: JoinableDashboard) -> list[psutil.Process]:
@@ -72,23 +69,29 @@ def ways_to(dashboard: JoinableDashboard) -> list[psutil.Process]:
 
 
 def refused(dashboard: JoinableDashboard, code: str, through: str | None = None) -> RaydebugError:
-    """Join in vain, and return the error."""
     with pytest.raises(RaydebugError) as raised:
         join(dashboard, through)
     assert raised.value.code == code, raised.value
     return raised.value
 
 
-def test_join_and_leave(dashboard):
-    """A cluster that was joined is left without a job, a record or a token."""
+def test_join_and_leave(dashboard, monkeypatch):
+    """A cluster that was joined is left without a job, a record or a token; its token is nowhere to be read."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     cluster = join(dashboard)
-    assert (cluster.token, " ".join(cluster.there.prepared), cluster.there.dial) == (
+    assert (cluster.token, cluster.there.prepared, cluster.there.dial) == (
         dashboard.sent_token,
-        "n1",
+        ["n1"],
         "127.0.0.1:5679",
     )
+    # It is in an upload, and not in the request, which is in argv and in Ray's table of jobs.
+    assert all(cluster.token not in job["entrypoint"] for job in dashboard.jobs.values())
+    assert not any(cluster.token in seen for seen in dashboard.seen)
+    assert dashboard.packages == {}
     assert joined.leave(cluster) == []
     assert (dashboard.jobs, read_record("x"), cluster.token_file.exists()) == ({}, None, False)
+    # The one that this user has for another cluster is not sent to one that asks for none.
+    assert dashboard.headers == []
 
 
 # The answer in a job's log
@@ -148,15 +151,6 @@ def test_half_a_line(dashboard):
     assert len(dashboard.seen) >= asked + 6
 
 
-def test_how_the_token_is_sent(dashboard):
-    """It is in an upload, and not in the request, which is in argv and in Ray's table of jobs."""
-    cluster = join(dashboard)
-    assert dashboard.sent_token == cluster.token
-    assert all(cluster.token not in job["entrypoint"] for job in dashboard.jobs.values())
-    assert not any(cluster.token in seen for seen in dashboard.seen)
-    assert dashboard.packages == {}
-
-
 def test_a_log_without_end(dashboard, monkeypatch):
     """A log that somebody has filled is not taken into memory."""
     cluster = join(dashboard)
@@ -167,14 +161,6 @@ def test_a_log_without_end(dashboard, monkeypatch):
 
 
 # Whose the token is
-
-
-def test_a_token_that_is_not_asked_for(dashboard, monkeypatch):
-    """A cluster that asks for no token does not get the one that this user has for another."""
-    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-    cluster = join(dashboard)
-    assert joined.leave(cluster) == []
-    assert dashboard.headers == []
 
 
 @needs_root
@@ -188,7 +174,6 @@ def test_another_user_on_the_port_of_a_dashboard(monkeypatch):
     takes += "while True: print(s.accept()[0].recv(9999), flush=True)\n"
     argv = ["/usr/bin/env", "python3", "-c", takes, str(port)]
     with subprocess.Popen(argv, user=65534, cwd="/", stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
         other.stdout.readline()
         try:
             cause = refused(dashboard, "cluster.port-of-another").cause
@@ -269,8 +254,6 @@ OLD_PYTHON = "Unknown option: -P\nusage: python [option] ... [-c cmd | -m mod | 
 
 
 def answers(text: str) -> Callable[[JoinableDashboard], object]:
-    """Return what makes the nodes answer a join with a text, and all else as usual."""
-
     def prepare(dashboard: JoinableDashboard) -> None:
         dashboard.answer = lambda request: text if request["do"] == "join" else dashboard.usual(request)
 
@@ -281,7 +264,7 @@ def refuse_submissions(dashboard: JoinableDashboard, *, takes_them: bool) -> Non
     """Answer a submission with 500, whether the job is taken or not."""
     dashboard.refuse = lambda what: 500 if what == "POST /api/jobs/" and len(dashboard.asked) <= 1 else None
     if not takes_them:
-        dashboard._submit = lambda _: (200, {})  # type: ignore[method-assign]
+        dashboard._submit = lambda _: (200, {})
 
 
 # Fault, the way to the head, the error's code, a part of its cause, and what the nodes were asked to do.
@@ -354,12 +337,6 @@ def test_a_second_join_that_fails(dashboard, fault):
     assert set(dashboard.running()) <= set(running)
 
 
-def test_a_head_that_was_replaced(dashboard):
-    """A head that is dead does not count."""
-    dashboard.nodes = [{**HEAD, "node_id": "n0", "node_ip": "10.9.9.9", "state": "DEAD"}, HEAD]
-    assert join(dashboard).there.head == "127.0.0.1"
-
-
 def test_what_cannot_be_undone(dashboard, monkeypatch, capsys):
     """Where the network goes while a cluster is joined, the record stays, and `down` ends what was started."""
     monkeypatch.setattr(head_requests, "SILENT_S", 0.1)
@@ -369,7 +346,6 @@ def test_what_cannot_be_undone(dashboard, monkeypatch, capsys):
     assert "note: not all could be undone" in capsys.readouterr().err
     dashboard.refuse = lambda _: None
     left = read_record("x")
-    assert left is not None
     assert dashboard.running() == [left.there.job]
     assert joined.leave(left) == []
     assert (dashboard.jobs, read_record("x")) == ({}, None)
@@ -421,12 +397,14 @@ def test_a_ray_that_now_asks_for_a_token(dashboard, monkeypatch):
 
 
 def test_joined_again_from_another_terminal(dashboard, monkeypatch):
-    """Joining again needs no RAY_AUTH_TOKEN: the record has the token that Ray asks for."""
+    """Joining again needs no RAY_AUTH_TOKEN: the record has the token that Ray asks for; a dead head does not count."""
     dashboard.token = TOKEN
+    dashboard.nodes = [{**HEAD, "node_id": "n0", "node_ip": "10.9.9.9", "state": "DEAD"}, HEAD]
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     first = join(dashboard)
     monkeypatch.delenv("RAY_AUTH_TOKEN")
-    assert join(dashboard).there.job == first.there.job
+    again = join(dashboard)
+    assert (again.there.job, again.there.head) == (first.there.job, "127.0.0.1")
 
 
 def test_leaving_nodes_that_lost_raydebug(dashboard):
@@ -475,7 +453,6 @@ def test_nodes_that_lack_something(dashboard):
     assert not runs
     assert head_requests.problems_of(nodes) == ["5 nodes (10.0.0.2, 10.0.0.3, 10.0.0.4, ...): it has no raydebug"]
     again = read_record("x")
-    assert again is not None
     assert again.there.prepared == ["n1"]
     assert state.without_token(again, {"n1": "127.0.0.1"}) == ""
     assert state.without_token(again, {"n1": "127.0.0.1", "n2": "10.0.0.2"}) == (
@@ -502,9 +479,7 @@ def test_one_job_for_all_nodes(dashboard):
     found = run_on_each(programs, Path("/w"), timeout_s=5)
     assert found["10.0.0.1"] == "a"
     failed, gone = found["10.0.0.2"], found["10.0.0.3"]
-    assert isinstance(failed, RaydebugError)
     assert failed.fix == "let it be copied there: `raydebug run --upload --name x -- ...`"
-    assert isinstance(gone, RaydebugError)
     assert gone.cause.endswith("no node 10.0.0.3 is alive")
     assert [one["argv"] for one in dashboard.asked[asked:]] == [{ip: ["-c", ip] for ip in programs}]
     dashboard.refuse = lambda _: 500
@@ -519,13 +494,6 @@ def test_check_on_nodes(dashboard):
     cache.store(target, "data", 1.0, [], ["/data/train.parquet"])
     assert cache.load(target, "data") is None
     assert not list((state.state_dir() / "checks").glob("*"))
-
-
-def test_a_folder_that_cannot_be_entered(tmp_path):
-    """A file where the folder should be is said as what it is."""
-    (tmp_path / "file").write_text("")
-    ran = joined_job.run_here(["-c", ""], str(tmp_path / "file"), 30.0)
-    assert ran == {"code": 127, "output": f"the node has no folder {tmp_path / 'file'}"}
 
 
 # The way to the head
@@ -595,7 +563,6 @@ def test_a_way_at_a_second_join(dashboard, monkeypatch, fault):
     dashboard.refuse = lambda _: None
     assert len(dashboard.asked) == joined_before
     found = read_record("x")
-    assert found is not None
     assert (found.there.through, found.there.job) == (first.there.through, first.there.job)  # its ports may be others
     assert [("A=b" in way.cmdline(), way.pid) for way in ways_to(dashboard)] == [(True, found.supervisor_pid)]
     socket.create_connection(("127.0.0.1", found.ports["gateway"])).close()
@@ -649,11 +616,9 @@ def test_another_port_of_a_gateway_that_runs(dashboard):
     """Without a command the port is the head's own: another one than the running gateway's is refused."""
     join(dashboard)
     for port in (5678, 0):
-        options = UpOptions(name="x", gateway_port=port)
-        joined.join(options, joined.asked_at(dashboard.url, "x"), None, on_phase=lambda _: None)
-    options = UpOptions(name="x", gateway_port=23456)
+        join(dashboard, gateway_port=port)
     with pytest.raises(RaydebugError, match="its gateway has another port than 23456"):
-        joined.join(options, joined.asked_at(dashboard.url, "x"), None, on_phase=lambda _: None)
+        join(dashboard, gateway_port=23456)
 
 
 def test_loopback_behind_a_command(dashboard):
@@ -686,10 +651,8 @@ def port_through(*argv: str) -> Iterator[int]:
     """Open a port whose connections run a command."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    here = subprocess.Popen(
-        [sys.executable, "-P", "-m", "raydebug.cluster.connection", "here", f"{port}=0", *argv],
-        stderr=subprocess.DEVNULL,
-    )
+    way = [sys.executable, "-P", "-m", "raydebug.cluster.connection", "here", f"{port}=0"]
+    here = subprocess.Popen([*way, *argv], stderr=subprocess.DEVNULL)
     try:
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
@@ -721,7 +684,7 @@ def test_a_command_that_is_missing():
         assert one.recv(9) == b""
 
 
-def test_a_client_that_left(monkeypatch):
+async def test_a_client_that_left(monkeypatch):
     """A command that does not notice the client's end, as over a network that was cut, is ended."""
     monkeypatch.setattr(connection, "CLIENT_LEFT_S", 0.1)
 
@@ -730,50 +693,43 @@ def test_a_client_that_left(monkeypatch):
             return one.cmdline() == ["sleep", "3600"]
         return False
 
-    async def check() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        serving = asyncio.create_task(connection.here(f"{port}=0", ["sleep", "3600"]))
-        while True:
-            with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-                break
-            await asyncio.sleep(0.01)
-        while not (started := [one for one in psutil.Process().children() if sleeps(one)]):
-            await asyncio.sleep(0.01)
-        writer.close()
-        while started[0].is_running():
-            await asyncio.sleep(0.01)
-        serving.cancel()
-
-    asyncio.run(asyncio.wait_for(check(), 60))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    serving = asyncio.create_task(connection.here(f"{port}=0", ["sleep", "3600"]))
+    while True:
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            break
+        await asyncio.sleep(0.01)
+    while not (started := [child for child in psutil.Process().children() if sleeps(child)]):
+        await asyncio.sleep(0.01)
+    writer.close()
+    while started[0].is_running():
+        await asyncio.sleep(0.01)
+    serving.cancel()
 
 
 @pytest.mark.parametrize("failure", [ProcessLookupError(), PermissionError(1, "Operation not permitted")])
-def test_a_command_of_another_user(monkeypatch, failure):
+async def test_a_command_of_another_user(monkeypatch, failure):
     """A command that has ended, or may not be ended, as one by sudo, is waited for, and no error of its own."""
 
     def refuse(*_: int) -> None:
         raise failure
 
-    async def check() -> None:
-        reader = asyncio.StreamReader()
-        reader.feed_eof()
-        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        await connection._connect(reader, writer, ["sleep", "1"])
-        server.close()
-
     monkeypatch.setattr(connection, "CLIENT_LEFT_S", 0.1)
     monkeypatch.setattr(connection.os, "kill", refuse)
-    asyncio.run(asyncio.wait_for(check(), 60))
+    reader = asyncio.StreamReader()
+    reader.feed_eof()
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    await connection._connect(reader, writer, ["sleep", "1"])
+    server.close()
 
 
 # The command line
 
 
 def raydebug(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line."""
     return runs.raydebug(*arguments, env={**os.environ, **environ})
 
 
@@ -783,7 +739,6 @@ def test_up_is_the_join_again(gateway: GatewayUnderTest):
         done = raydebug("up", "--join", dashboard.url, "--name", "x", RAY_AUTH_TOKEN=TOKEN)
         assert done.returncode == 0, done.stderr
         cluster = read_record("x")
-        assert cluster is not None
         dashboard.jobs[cluster.there.job]["status"] = "FAILED"
         done = raydebug("up", "--name", "x", RAY_AUTH_TOKEN=TOKEN)
         assert done.returncode == 0, done.stderr
@@ -794,18 +749,29 @@ def test_up_is_the_join_again(gateway: GatewayUnderTest):
         assert "note: no breakpoints on 10.0.0.7: " in raydebug("ps", "--name", "x").stderr
 
 
-def test_why_a_way_fails(dashboard, tmp_path):
-    """What ssh says is in the error, with the command to correct it and the one to leave."""
-    ssh = tmp_path / "ssh"
-    ssh.write_text('#!/bin/sh\necho "alice@head: Permission denied (publickey). $*" >&2\nexit 255\n')
-    ssh.chmod(0o755)
-    done = raydebug("up", "--join", dashboard.url, "--name", "x", "--through", f"{ssh} head")
+WAYS = {
+    "ssh": (
+        'echo "alice@head: Permission denied (publickey). $*" >&2; exit 255',
+        "Permission denied (publickey). -o ControlMaster=no -W 127.0.0.1:PORT head",
+    ),
+    "old": (
+        "printf 'Unknown option: -P\\nusage: ...\\nTry ...\\n' >&2; exit 2",
+        "said: its Python is older than 3.11; there the dashboard",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_why_a_way_fails(dashboard, tmp_path, name):
+    """What ssh says is in the error, with the command to correct it; the usage of an old Python there is not shown."""
+    script, said = WAYS[name]
+    way = tmp_path / name
+    way.write_text(f"#!/bin/sh\n{script}\n")
+    way.chmod(0o755)
+    done = raydebug("up", "--join", dashboard.url, "--name", "x", "--through", f"{way} head")
     what, cause, fix = done.stderr.splitlines()[-3:]
-    assert what == f"error: Ray's dashboard cannot be reached through '{ssh} head'"
-    assert (
-        f"Permission denied (publickey). -o ControlMaster=no -W 127.0.0.1:{dashboard.url.rpartition(':')[2]} head"
-        in cause
-    )
+    assert what == f"error: Ray's dashboard cannot be reached through '{way} head'"
+    assert said.replace("PORT", dashboard.url.rpartition(":")[2]) in cause
     assert fix.startswith("fix: name a command that works, and the dashboard's URL as it is on the head;")
     assert (dashboard.jobs, read_record("x")) == ({}, None)
 
@@ -818,15 +784,6 @@ def test_a_way_to_a_port_that_is_closed():
     said = f"port {port} of the loopback of {socket.gethostname()}: Connection refused"
     assert f"cause: env A=b said: {said}" in done.stderr
     assert "socket.py" not in done.stderr
-
-
-def test_a_way_to_an_old_python(dashboard, tmp_path):
-    """The usage of a Python 3.10 at the far end is not shown as what the way has said."""
-    way = tmp_path / "way"
-    way.write_text("#!/bin/sh\nprintf 'Unknown option: -P\\nusage: ...\\nTry ...\\n' >&2; exit 2\n")
-    way.chmod(0o755)
-    done = raydebug("up", "--join", dashboard.url, "--name", "x", "--through", str(way))
-    assert f"cause: {way} said: its Python is older than 3.11; there the dashboard" in done.stderr
 
 
 @pytest.mark.parametrize(

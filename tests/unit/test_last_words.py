@@ -64,11 +64,10 @@ DEATHS = {
 
 
 def ended(gateway: GatewayUnderTest, count: int = 1) -> list[EndedProcess]:
-    """Wait for ends of processes."""
     deadline = time.monotonic() + 30
     found: list[EndedProcess] = []
     while len(found) < count and time.monotonic() < deadline:
-        found = fetch_deaths(gateway, "run-1")  # type: ignore[arg-type]
+        found = fetch_deaths(gateway, "run-1")
         time.sleep(0.02)
     return found
 
@@ -82,7 +81,7 @@ def test_the_gateway_knows_how_processes_ended(gateway: GatewayUnderTest) -> Non
         assert found[name]["status"] == facts["status"], name
         assert facts["fault"] in found[name]["fault"], name
         for field, value in facts.get("words", {}).items():
-            said = found[name]["words"][field]  # type: ignore[literal-required]
+            said = found[name]["words"][field]
             assert said == value or (isinstance(value, str) and value in said), (name, found[name]["words"])
         assert found[name]["node"]["total"] > 0, name
 
@@ -124,41 +123,33 @@ def test_a_process_of_the_job_says_whom_it_ends(gateway: GatewayUnderTest) -> No
 @pytest.mark.parametrize(
     ("pid", "ago_s", "is_named"), [(4242, 0.0, True), (4242, 60.0, False), (4243, 0.0, False)]
 )  # fmt: skip
-def test_a_signal_names_the_process_that_it_ended(pid: int, ago_s: float, is_named: bool, monkeypatch: Any) -> None:
+async def test_a_signal_names_the_process_that_it_ended(
+    pid: int, ago_s: float, is_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A signal long ago, and one to an earlier process with the same id, do not name who ended a process."""
-
-    async def end() -> EndedProcess:
-        known, now = Ended(lambda _: []), time.time()
-        monkeypatch.setattr(time, "time", lambda: now - ago_s)
-        for target in (pid, 4243):
-            known.note_kill(channel_of("parent", 50), {"pid": target, "signal": 9, "place": "/job/t.py:9 clean"})
-        monkeypatch.setattr(time, "time", lambda: now)
-        known.watch(channel_of("another", 4243))
-        known.note(channel_of("it", pid))
-        while not (found := known.of_job("run-1")):
-            await asyncio.sleep(0.01)
-        return found[0]
-
-    assert bool(asyncio.run(end())["kill"]) is is_named
+    known, now = Ended(lambda _: []), time.time()
+    monkeypatch.setattr(time, "time", lambda: now - ago_s)
+    for target in (pid, 4243):
+        known.note_kill(channel_of("parent", 50), {"pid": target, "signal": 9, "place": "/job/t.py:9 clean"})
+    monkeypatch.setattr(time, "time", lambda: now)
+    known.watch(channel_of("another", 4243))
+    known.note(channel_of("it", pid))
+    while not (ends := known.of_job("run-1")):
+        await asyncio.sleep(0.01)
+    assert bool(ends[0]["kill"]) is is_named
 
 
-def test_a_process_that_is_back() -> None:
+async def test_a_process_that_is_back() -> None:
     """A process that connects again has not ended; who has seen all ends is told."""
-
-    async def end() -> tuple[list[EndedProcess], list[EndedProcess]]:
-        known = Ended(lambda _: [])
-        for instance in ("it", "another"):
-            known.note(channel_of(instance, 4242))
-        while len(known.of_job("run-1")) < 2:
-            await asyncio.sleep(0.01)
-        last = max(one["number"] for one in known.of_job("run-1"))
-        before = known.of_job("run-1", last)
-        known.watch(channel_of("it", 4242))
-        return before, known.of_job("run-1", last)
-
-    before, after = asyncio.run(end())
-    assert before == []
-    assert [(one["instance"], one["is_back"]) for one in after] == [("it", True)]
+    known = Ended(lambda _: [])
+    for instance in ("it", "another"):
+        known.note(channel_of(instance, 4242))
+    while len(known.of_job("run-1")) < 2:
+        await asyncio.sleep(0.01)
+    last = max(end["number"] for end in known.of_job("run-1"))
+    assert known.of_job("run-1", last) == []
+    known.watch(channel_of("it", 4242))
+    assert [(end["instance"], end["is_back"]) for end in known.of_job("run-1", last)] == [("it", True)]
 
 
 def channel_of(instance: str, pid: int) -> Any:
@@ -189,7 +180,6 @@ def test_an_exit_does_not_wait_for_a_stopped_gateway(gateway: GatewayUnderTest) 
         for end in ("time.sleep(1)\nos._exit(5)", "time.sleep(1)\nctypes.string_at(8)")
     ]
     for one in programs:
-        assert one.stdout is not None
         one.stdout.readline()
     os.kill(gateway.process.pid, signal.SIGSTOP)
     try:
@@ -202,7 +192,6 @@ def test_a_pid_of_another_namespace_is_asked_of_a_peer(gateway: GatewayUnderTest
     """Of a process that the gateway cannot see, another process of its node says what the node knows."""
     other = "from raydebug.protocol import node_facts\nnode_facts.namespace = lambda: 'another'\n" + OPEN
     peer = gateway.start(other + "print('up', flush=True)\ntime.sleep(60)", **JOB)
-    assert peer.stdout is not None
     peer.stdout.readline()
     gateway.start(other + "os.kill(os.getpid(), 9)", **JOB).wait(20)
     (found,) = ended(gateway)

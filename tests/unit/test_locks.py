@@ -85,7 +85,7 @@ def test_stale(lock: Path) -> None:
 )
 def test_not_plain_text(lock: Path, spoil: object, cause: str) -> None:
     """A lock that is no plain text is refused with the line, before any of it is used."""
-    lock.write_bytes(spoil(lock.read_bytes()))  # type: ignore[operator]
+    lock.write_bytes(spoil(lock.read_bytes()))
     failure = refusal(lock)
     assert failure.code == "lock.unreadable"
     assert failure.what == f"cannot read {lock}"

@@ -11,7 +11,6 @@ import time
 
 import pytest
 
-from gateway_under_test import visit
 from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.jobs.follower import Follower
 from raydebug.worker import control_channel
@@ -32,7 +31,7 @@ async def go_on(gateway, pause_id: str) -> None:
     await session.close()
 
 
-def test_new_gateway_lists_the_pause_again(gateway):
+async def test_new_gateway_lists_the_pause_again(gateway):
     """F20: after the gateway was killed, a new one lists the pause within 2 s, at the same frame and with its age."""
     program = gateway.start(PAUSES)
     (before,) = gateway.pauses()
@@ -45,14 +44,14 @@ def test_new_gateway_lists_the_pause_again(gateway):
     place = ("kind", "file", "line", "function", "thread", "pid")
     assert [after[name] for name in place] == [before[name] for name in place]
     assert after["since_s"] > 3
-    visit(gateway, lambda: go_on(gateway, after["id"]))
+    await go_on(gateway, after["id"])
     out, err = program.communicate(timeout=60)
     assert out == "went on 41\n"
     assert err.count("stays paused") == 1
     assert "Traceback" not in err
 
 
-def test_gateway_is_killed_again_and_again(gateway):
+async def test_gateway_is_killed_again_and_again(gateway):
     """After three new gateways the pause is at the same line, and can be stepped."""
     program = gateway.start(PAUSES)
     gateway.pauses()
@@ -60,67 +59,55 @@ def test_gateway_is_killed_again_and_again(gateway):
         gateway.kill()
         gateway.open()
         (pause,) = gateway.pauses()
-
-    async def step():
-        session, stopped = await gateway.attach(pause["id"])
-        await session.request("next", {"threadId": stopped["threadId"]})
-        await session.next_event("stopped", timeout_s=20)
-        await asyncio.sleep(0.2)  # the list learns the new place a moment later
-        await session.close()
-
-    visit(gateway, step)
+    session, stopped = await gateway.attach(pause["id"])
+    await session.request("next", {"threadId": stopped["threadId"]})
+    await session.next_event("stopped", timeout_s=20)
+    await asyncio.sleep(0.2)  # the list learns the new place a moment later
+    await session.close()
     assert gateway.pauses()[0]["line"] == 4
-    visit(gateway, lambda: go_on(gateway, pause["id"]))
+    await go_on(gateway, pause["id"])
     assert program.communicate(timeout=60)[0] == "went on 41\n"
 
 
-def test_place_after_a_step(gateway):
+async def test_place_after_a_step(gateway):
     """The new gateway lists a thread that was stepped at its current line."""
     program = gateway.start(PAUSES)
     (pause,) = gateway.pauses()
-
-    async def step_and_lose():
-        session, stopped = await gateway.attach(pause["id"])
-        await session.request("next", {"threadId": stopped["threadId"]})
-        await session.next_event("stopped", timeout_s=20)
-        gateway.kill()
-        with pytest.raises(ConnectionLost):
-            await session.next_event(timeout_s=2)
-
-    visit(gateway, step_and_lose)
+    session, stopped = await gateway.attach(pause["id"])
+    await session.request("next", {"threadId": stopped["threadId"]})
+    await session.next_event("stopped", timeout_s=20)
+    gateway.kill()
+    with pytest.raises(ConnectionLost):
+        await session.next_event(timeout_s=2)
     gateway.open()
     (again,) = gateway.pauses()
     assert (again["line"], again["function"], again["pid"]) == (4, "work", program.pid)
-    visit(gateway, lambda: go_on(gateway, again["id"]))
+    await go_on(gateway, again["id"])
     assert program.communicate(timeout=60)[0] == "went on 41\n"
 
 
-def test_step_is_under_way(gateway):
+async def test_step_is_under_way(gateway):
     """When the gateway dies during a step, the thread pauses after the step and waits for the next gateway."""
     program = gateway.start(
         "import time\n\ndef work():\n    secret = 41\n    breakpoint()\n    time.sleep(3)\n    return secret\n\n"
         "print('went on', work())\n"
     )
     (pause,) = gateway.pauses()
-
-    async def step_and_lose():
-        session, stopped = await gateway.attach(pause["id"])
-        await session.request("next", {"threadId": stopped["threadId"]})
-        await session.next_event("stopped", timeout_s=20)
-        session.send("next", {"threadId": stopped["threadId"]})
-        await asyncio.sleep(0.5)
-        gateway.kill()
-
-    visit(gateway, step_and_lose)
+    session, stopped = await gateway.attach(pause["id"])
+    await session.request("next", {"threadId": stopped["threadId"]})
+    await session.next_event("stopped", timeout_s=20)
+    session.send("next", {"threadId": stopped["threadId"]})
+    await asyncio.sleep(0.5)
+    gateway.kill()
     time.sleep(1)
     gateway.open()
     (again,) = gateway.pauses()
     assert again["line"] == 7
-    visit(gateway, lambda: go_on(gateway, again["id"]))
+    await go_on(gateway, again["id"])
     assert program.communicate(timeout=60)[0] == "went on 41\n"
 
 
-def test_post_mortem_stays(gateway):
+async def test_post_mortem_stays(gateway):
     """A post-mortem pause is listed again with its exception, at the frame that raised."""
     program = gateway.start(
         "def work():\n    secret = 41\n    raise ValueError(f'no {secret}')\n\nwork()\n", RAY_DEBUG_POST_MORTEM="1"
@@ -130,22 +117,18 @@ def test_post_mortem_stays(gateway):
     gateway.open()
     (again,) = gateway.pauses()
     assert (again["kind"], again["exception"], again["line"]) == ("post-mortem", "ValueError: no 41", 3)
-
-    async def look():
-        session, stopped = await gateway.attach(again["id"])
-        assert stopped["reason"] == "exception"
-        thread = {"threadId": stopped["threadId"]}
-        (frame, *_) = (await session.request("stackTrace", thread))["stackFrames"]
-        assert (await session.request("evaluate", {"expression": "secret", "frameId": frame["id"]}))["result"] == "41"
-        assert (await session.request("exceptionInfo", thread))["exceptionId"].startswith("ValueError")
-        await session.request("continue", thread)
-
-    visit(gateway, look)
+    session, stopped = await gateway.attach(again["id"])
+    assert stopped["reason"] == "exception"
+    thread = {"threadId": stopped["threadId"]}
+    (frame, *_) = (await session.request("stackTrace", thread))["stackFrames"]
+    assert (await session.request("evaluate", {"expression": "secret", "frameId": frame["id"]}))["result"] == "41"
+    assert (await session.request("exceptionInfo", thread))["exceptionId"].startswith("ValueError")
+    await session.request("continue", thread)
     assert program.communicate(timeout=60)[1].rstrip().endswith("ValueError: no 41")
     assert program.returncode == 1
 
 
-def test_two_threads(gateway):
+async def test_two_threads(gateway):
     """Two suspended threads are both listed again, and so is one that pauses while there is no gateway."""
     killed = gateway.folder / "killed"
     program = gateway.start(
@@ -163,16 +146,16 @@ def test_two_threads(gateway):
     pauses = gateway.pauses(3)
     assert sorted(p["thread"] for p in pauses) == ["first", "later", "second"]
     for pause in pauses:
-        visit(gateway, lambda pause=pause: go_on(gateway, pause["id"]))
+        await go_on(gateway, pause["id"])
     assert program.communicate(timeout=60)[0] == "went on\n"
 
 
-def test_numbers_keep_their_pauses(gateway):
+async def test_numbers_keep_their_pauses(gateway):
     """After restarts each number names the pause of before, or is refused with the reason; no new pause has it."""
     ranks = [gateway.start("breakpoint()\nbreakpoint()\n", RANK=str(rank)) for rank in range(4)]
     before = {pause["id"]: pause["rank"] for pause in gateway.pauses(4)}
     (first, *_) = before
-    visit(gateway, lambda: resume(gateway, first))
+    await resume(gateway, first)
     after = {pause["id"]: pause["rank"] for pause in gateway.pauses(4)}
     assert after == {**{i: rank for i, rank in before.items() if i != first}, "5": before[first]}
     for _ in range(2):
@@ -181,7 +164,7 @@ def test_numbers_keep_their_pauses(gateway):
         again = {pause["id"]: pause["rank"] for pause in gateway.pauses(4)}
         assert list(again.items()) == list(after.items()), "in the order in which they began"
     with pytest.raises(RequestFailed) as refused:
-        visit(gateway, lambda: gateway.attach(first))
+        await gateway.attach(first)
     assert "dialled in again since the gateway restarted" in str(refused.value)
     gateway.kill()
     (gateway.folder / "numbers").unlink()
@@ -190,53 +173,45 @@ def test_numbers_keep_their_pauses(gateway):
     assert [rank.poll() for rank in ranks] == [None] * 4
 
 
-def test_run_announces_each_pause_once(gateway):
+async def test_run_announces_each_pause_once(gateway):
     """`run` announces a new pause after a restart of the gateway, and no pause of before a second time."""
     gateway.start("breakpoint()\nbreakpoint()\nbreakpoint()\n", RAYDEBUG_JOB="j1")
     announced = []
 
-    async def follow():
-        def note(pause):
-            announced.append((pause["id"], pause["line"]))
+    def note(pause):
+        announced.append((pause["id"], pause["line"]))
 
-        watching = asyncio.ensure_future(Follower(gateway, "j1", on_log=print, on_pause=note)._watch_pauses())
-        for count in (1, 2, 3):
-            while len(announced) < count:
-                await asyncio.sleep(0.01)
-            if count == 2:
-                await asyncio.to_thread(gateway.kill)
-                await asyncio.to_thread(gateway.open)
-            (pause,) = await asyncio.to_thread(gateway.pauses)
-            await resume(gateway, pause["id"])
-        watching.cancel()
-
-    visit(gateway, follow, limit_s=30.0)
+    watching = asyncio.ensure_future(Follower(gateway, "j1", on_log=print, on_pause=note)._watch_pauses())
+    for count in (1, 2, 3):
+        while len(announced) < count:
+            await asyncio.sleep(0.01)
+        if count == 2:
+            await asyncio.to_thread(gateway.kill)
+            await asyncio.to_thread(gateway.open)
+        (pause,) = await asyncio.to_thread(gateway.pauses)
+        await resume(gateway, pause["id"])
+    watching.cancel()
     assert announced == [("1", 1), ("2", 2), ("3", 3)]
 
 
 async def resume(gateway, pause_id: str) -> None:
-    """Resume a pause."""
     session, stopped = await gateway.attach(pause_id)
     await session.request("continue", {"threadId": stopped["threadId"]})
     await session.close()
 
 
-def test_answer_for_an_earlier_gateway(gateway):
+async def test_answer_for_an_earlier_gateway(gateway):
     """The late response to a request of a dead gateway is not taken for a response to the new one."""
     program = gateway.start(PAUSES)
     (pause,) = gateway.pauses()
-
-    async def ask_and_lose():
-        session, stopped = await gateway.attach(pause["id"])
-        (frame, *_) = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"]
-        session.send("evaluate", {"expression": "__import__('time').sleep(2) or 'old'", "frameId": frame["id"]})
-        await asyncio.sleep(0.5)
-        gateway.kill()
-
-    visit(gateway, ask_and_lose)
+    session, stopped = await gateway.attach(pause["id"])
+    (frame, *_) = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"]
+    session.send("evaluate", {"expression": "__import__('time').sleep(2) or 'old'", "frameId": frame["id"]})
+    await asyncio.sleep(0.5)
+    gateway.kill()
     gateway.open()
     (again,) = gateway.pauses()
-    visit(gateway, lambda: go_on(gateway, again["id"]))
+    await go_on(gateway, again["id"])
     assert program.communicate(timeout=60)[0] == "went on 41\n"
 
 
@@ -255,7 +230,7 @@ def test_patience_ends(gateway, patience_s):
     assert program.returncode == 0
 
 
-def test_no_pause_when_the_gateway_dies(gateway):
+async def test_no_pause_when_the_gateway_dies(gateway):
     """A process that runs when its gateway dies does not dial in; its next breakpoint finds the new gateway."""
     go = gateway.folder / "go"
     program = gateway.start(
@@ -263,14 +238,14 @@ def test_no_pause_when_the_gateway_dies(gateway):
         f"while not os.path.exists({str(go)!r}):\n    time.sleep(0.05)\nwork()\nprint('second')\n"
     )
     (first,) = gateway.pauses()
-    visit(gateway, lambda: go_on(gateway, first["id"]))
+    await go_on(gateway, first["id"])
     gateway.kill()
     gateway.open()
     time.sleep(1.5)
     assert gateway.pauses(0) == []
     go.touch()
     (second,) = gateway.pauses()
-    visit(gateway, lambda: go_on(gateway, second["id"]))
+    await go_on(gateway, second["id"])
     out, err = program.communicate(timeout=60)
     assert out == "first\nsecond\n"
     assert err.count("raydebug:") == 2, "one line a pause"
@@ -306,22 +281,18 @@ class Cable:
         self.near.pop().shutdown(socket.SHUT_RDWR)
 
 
-def test_same_process_dials_in_again(gateway):
+async def test_same_process_dials_in_again(gateway):
     """When a process dials in again, the gateway drops the broken connection: one pause; the client gets the reason."""
     cable = Cable(gateway.dial_port)
     program = gateway.start(PAUSES, RAYDEBUG_GATEWAY=f"127.0.0.1:{cable.port}")
     (pause,) = gateway.pauses()
-
-    async def look():
-        session, _ = await gateway.attach(pause["id"])
-        cable.cut()
-        ended = await session.next_event("terminated", timeout_s=20)
-        assert ended["body"]["reason"].endswith("lost its connection and has dialled in again")
-
-    visit(gateway, look)
+    session, _ = await gateway.attach(pause["id"])
+    cable.cut()
+    ended = await session.next_event("terminated", timeout_s=20)
+    assert ended["body"]["reason"].endswith("lost its connection and has dialled in again")
     (again,) = gateway.pauses()
     assert again["id"] == pause["id"]
-    visit(gateway, lambda: go_on(gateway, again["id"]))
+    await go_on(gateway, again["id"])
     assert program.communicate(timeout=60)[0] == "went on 41\n"
 
 

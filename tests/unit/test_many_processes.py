@@ -22,6 +22,7 @@ from raydebug.gateway.channel import ControlChannel
 from raydebug.protocol import messages, wire
 from raydebug.protocol.records import StackFrame, digest_of
 from raydebug.worker import dial_in
+from simulated_processes import Peer
 
 FRAMES: list[StackFrame] = [{"file": "/job/train.py", "line": line, "function": "step"} for line in (3, 2, 1)]
 OTHER: list[StackFrame] = [{"file": "/job/reward.py", "line": 7, "function": "wait"}]
@@ -90,7 +91,7 @@ def start(gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch) -> Start:
         for pid, kind in enumerate(kinds, 1):
             monkeypatch.setattr(dial_in, "_instance", f"i{next(instances)}")
             begun.append(kind(pid))
-        while len(fetch_processes(gateway)) < len(kinds):  # type: ignore[arg-type]
+        while len(fetch_processes(gateway)) < len(kinds):
             pass
         return begun
 
@@ -99,7 +100,7 @@ def start(gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch) -> Start:
 
 def taken(gateway: GatewayUnderTest, timeout_s: float = 10.0) -> list[Any]:
     """Return state and threads of each process, by pid."""
-    found = fetch_stacks(gateway, timeout_s=timeout_s)  # type: ignore[arg-type]
+    found = fetch_stacks(gateway, timeout_s=timeout_s)
     return [(one["state"], one["threads"]) for one in sorted(found, key=lambda one: one["pid"] or 0)]
 
 
@@ -142,62 +143,37 @@ def test_the_next_process_is_asked(gateway: GatewayUnderTest, start: Start) -> N
     assert taken(gateway) == [("answered", thread_of(one.pid, FRAMES)) for one in processes]
 
 
-class Sent:
-    """The writer of a channel that keeps what is sent."""
-
-    def __init__(self) -> None:
-        self.messages: list[wire.Message] = []
-
-    def get_extra_info(self, _name: str) -> None:
-        return None
-
-    def is_closing(self) -> bool:
-        return False
-
-    def write(self, data: bytes) -> None:
-        self.messages += wire.Decoder().feed(data)
-
-
-def test_a_fresh_description_is_kept() -> None:
+async def test_a_fresh_description_is_kept() -> None:
     """`ps --processes` asks no process again whose description is fresh; what needs a new one asks all."""
-    sent = Sent()
-
-    async def look() -> None:
-        channel = ControlChannel({"pid": 1}, sent)  # type: ignore[arg-type]
-        for fresh_s, asked in ((60.0, 1), (60.0, 1), (0.0, 2)):
-            updating = asyncio.ensure_future(channel.update(fresh_s))
-            await asyncio.sleep(0)
-            assert len(sent.messages) == asked
-            channel.take(wire.response(1, sent.messages[-1], {"pid": 1}))
-            await updating
-            assert channel.answers
-
-    asyncio.run(look())
+    peer = Peer()
+    channel = ControlChannel({"pid": 1}, peer)
+    for fresh_s, asked in ((60.0, 1), (60.0, 1), (0.0, 2)):
+        updating = asyncio.ensure_future(channel.update(fresh_s))
+        await asyncio.sleep(0)
+        assert len(peer.asked) == asked
+        channel.take(wire.response(1, peer.asked[-1], {"pid": 1}))
+        await updating
+        assert channel.answers
 
 
-def test_processes_are_asked_in_turns() -> None:
+async def test_processes_are_asked_in_turns() -> None:
     """A second turn of processes is asked when the first has answered, or does not answer soon."""
-    begun = []
+    begun, first = [], asyncio.Event()
 
-    async def look() -> None:
-        first = asyncio.Event()
+    async def ask(number: int) -> int:
+        begun.append(number)
+        if number == 0:
+            await first.wait()
+        return number
 
-        async def ask(number: int) -> int:
-            begun.append(number)
-            if number == 0:
-                await first.wait()
-            return number
-
-        asking = asyncio.ensure_future(control._in_turns([ask(number) for number in range(130)]))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert len(begun) == control.ASKED_IN_A_TURN
-        while len(begun) < 130:  # the first one has not answered
-            await asyncio.sleep(0.001)
-        first.set()
-        assert await asking == list(range(130))
-
-    asyncio.run(look())
+    asking = asyncio.ensure_future(control._in_turns([ask(number) for number in range(130)]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(begun) == control.ASKED_IN_A_TURN
+    while len(begun) < 130:  # the first one has not answered
+        await asyncio.sleep(0.001)
+    first.set()
+    assert await asking == list(range(130))
 
 
 @pytest.mark.alone
@@ -205,11 +181,10 @@ def test_a_second_client_during_stacks_of_a_thousand(gateway: GatewayUnderTest) 
     """While the stacks of 1,000 processes are taken, another client's list of pauses comes within 0.5 s."""
     argv = [sys.executable, "-c", simulated_processes.PROCESSES, "1000", "0", "now"]
     with subprocess.Popen(argv, env=gateway.environment, stdout=subprocess.PIPE) as processes:
-        assert processes.stdout is not None
         try:
             assert processes.stdout.readline() == b"ready\n"
             assert simulated_processes.during_stacks(gateway) < 0.5
-            found = fetch_stacks(gateway, timeout_s=10.0)  # type: ignore[arg-type]
+            found = fetch_stacks(gateway, timeout_s=10.0)
             assert [one["state"] for one in found] == ["answered"] * 1000
             assert {len(one["threads"]) for one in found} == {7}
         finally:

@@ -38,7 +38,6 @@ time.sleep(600)
 
 
 def data_of(answer: str) -> str:
-    """Return the data of an answer."""
     found = DATA.search(answer)
     assert found, answer
     return found[2]
@@ -77,7 +76,6 @@ def test_what_is_kept_is_bounded() -> None:
     huge = answers.make("", "h" * (KEPT_BYTES + 1))
     assert f"(the first {KEPT_BYTES:,} bytes of {KEPT_BYTES + 1:,})" in huge
     first = REST.search(huge)
-    assert first is not None
     for _ in range(KEPT):
         answers.make("", "x" * 5_000)
     with pytest.raises(RaydebugError) as caught:
@@ -111,7 +109,6 @@ def test_a_failure_is_data_too() -> None:
 
 
 async def tools_of(**options: bool) -> dict[str, Any]:
-    """Return the tools that a server offers, by name."""
     async with Client(make_server("default", **{"read_only": False, "allow_jobs": False, **options})) as client:
         return {one.name: one for one in (await client.list_tools()).tools}
 

@@ -129,7 +129,6 @@ def test_the_verb(tmp_path: Path) -> None:
     leak = next(one for one in planted_leaks.LEAKS if one.name == "module list")
     with open_gateway(tmp_path) as gateway:
         program = gateway.start(planted_leaks.HEAD + leak.program + planted_leaks.TAIL, RAYDEBUG_JOB="j")
-        assert program.stdout is not None
         assert program.stdout.readline() == "ready\n"
         environment = gateway.environment | {
             "RAYDEBUG_DASHBOARD": "http://127.0.0.1:9",
@@ -137,16 +136,14 @@ def test_the_verb(tmp_path: Path) -> None:
         }
 
         def ask(*options: str) -> tuple[str, str]:
-            argv = [sys.executable, "-m", "raydebug", "memory", *options]
-            done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+            done = runs.raydebug("memory", *options, env=environment, cwd=tmp_path)
             assert done.returncode == 0, done.stderr
             print(done.stdout, done.stderr)
             return done.stdout, done.stderr
 
         node, head, _, process = [line for line in ask()[0].splitlines() if line.strip()]
-        assert re.match(
-            r"node 127\.0\.0\.1   \S+ [GM]iB of \S+ GiB in use   /dev/shm .*   page cache .*   container ", node
-        )
+        use = r"\S+ [GM]iB of \S+ GiB in use   /dev/shm .*   page cache .*   container "
+        assert re.match(rf"node 127\.0\.0\.1   {use}", node)
         assert head.split() == ["process", "pid", "now", "peak", "shared"]
         assert str(program.pid) in process
         shown, said = ask("--growth", "2", "--seconds", "1.5")
@@ -155,8 +152,7 @@ def test_the_verb(tmp_path: Path) -> None:
         assert "reward.py KEPT[*]: " in ask("--pid", str(program.pid))[0]
         document = json.loads(ask("--growth", "2", "--seconds", "1.5", "--json")[0])
         assert (document["version"], document["grows"][0]["holder"]) == (1, "reward.py KEPT[*]")
-        argv = [sys.executable, "-m", "raydebug", "memory", "--growth", "2"]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
+        done = runs.raydebug("memory", "--growth", "2", env=environment)
         assert done.stderr.splitlines()[0] == "error: no process of this job says its step"
 
 
@@ -169,7 +165,7 @@ def look(at_s: float, step: int | None, **bytes_of: int) -> Look:
     rows = [{"holder": name, "kind": "tensor", "what": "[9]", "count": size // 1000, "bytes": size}
             for name, size in bytes_of.items()]  # fmt: skip
     answer = {"process": process, "instance": "i", "state": "answered", "answer": {"pss": 1}, "cause": ""}
-    return Look([answer], {"i": {"holders": rows}}, step, at_s)  # type: ignore[list-item, typeddict-item]
+    return Look([answer], {"i": {"holders": rows}}, step, at_s)
 
 
 def test_growth_is_even() -> None:
@@ -192,7 +188,7 @@ def test_growth_of_what_has_no_step() -> None:
     (found,) = find_growth([look(0, 3, KEPT=10**6), look(1, None, KEPT=2 * 10**6), look(2, 5, KEPT=3 * 10**6)])
     assert found.per == "second"
     late = look(0, 3)
-    late.census.clear()  # type: ignore[attr-defined]
+    late.census.clear()
     assert find_growth([late, look(1, 4, KEPT=2 * 10**6), look(2, 5, KEPT=3 * 10**6)]) == []
 
 
@@ -225,7 +221,7 @@ def test_children_of_the_process_that_is_asked(where: str) -> None:
         one = look(at, at)
         child = {**one.processes[0], "answer": {"parent": 7, "forked": "train.py:3 f"}}
         children = [{**child, "instance": f"c{n}", "process": {**child["process"], "pid": 10 + n}} for n in range(at)]
-        looks.append(replace(one, **{where: [*getattr(one, where), *children]}))  # type: ignore[arg-type]
+        looks.append(replace(one, **{where: [*getattr(one, where), *children]}))
     (found,) = find_growth(looks)
     assert found.text() == "RewardLoopWorker, +1 child processes a step, forked at train.py:3 f"
 
@@ -308,7 +304,7 @@ def test_change_per_step() -> None:
     steps = [{"end_s": at} for at in (10.0, 20.0, 30.0, 40.0)]
     samples = [(1.0, 100.0), (9.0, 500.0), (19.0, 510.0), (29.0, 520.0), (39.0, 600.0)]
     run = SimpleNamespace(steps=steps, memory=[SimpleNamespace(process="W", node="n", samples=samples)])
-    assert screen.per_step(run) == {("W", "n"): 45 * 2**20}  # type: ignore[arg-type]
+    assert screen.per_step(run) == {("W", "n"): 45 * 2**20}
     assert screen.per_step(None) == {}
 
 
@@ -316,9 +312,9 @@ def test_changes_of_workers() -> None:
     """A worker is known by its class, below its name too; those of one class on a node share what these have."""
     names = ["make.<locals>.WorkerDict rank 1", "pt_main of make.<locals>.WorkerDict rank 1", "AgentLoopWorker"]
     steps = [{"end_s": at} for at in (1.0, 2.0, 3.0)]
-    run: Any = SimpleNamespace(
-        steps=steps,
-        memory=[SimpleNamespace(process=name, node="n", samples=[(at, 80 * at) for at in range(4)]) for name in names],
+    samples = [(at, 80 * at) for at in range(4)]
+    run = SimpleNamespace(
+        steps=steps, memory=[SimpleNamespace(process=name, node="n", samples=samples) for name in names]
     )
     answer = look(0, 1).processes[0]
     actors = {"WorkerDict aWorkerDict_0:1": 1, "AgentLoopWorker agent_0": None, "AgentLoopWorker agent_1": None}
@@ -347,26 +343,22 @@ def test_a_pid_that_two_nodes_have(pid: int | str, found: list[str], monkeypatch
              for name, ip in (("a", "10.0.0.4"), ("b", "10.0.0.5"))]  # fmt: skip
     monkeypatch.setattr("raydebug.memory.look.ask_processes", lambda *_, **__: there)
     monkeypatch.setattr("raydebug.memory.look.fetch_step", lambda *_: None)
-    here: Any = None
-    assert [one["instance"] for one in look_at(here, "j", pid=pid).processes] == found
+    assert [process["instance"] for process in look_at(None, "j", pid=pid).processes] == found
+
+
+OPEN = "from raydebug.worker import control_channel\ncontrol_channel.open_channel()\n"
 
 
 def test_a_process_asked_by_its_id(tmp_path: Path) -> None:
     """One process is asked by its id, which has to be known."""
     with open_gateway(tmp_path) as gateway:
-        program = gateway.start(
-            "import time\nfrom raydebug.worker import control_channel\n"
-            "control_channel.open_channel()\nprint('ready', flush=True)\ntime.sleep(60)\n",
-            RAYDEBUG_JOB="j",
-        )
-        assert program.stdout is not None
+        program = gateway.start(f"{OPEN}print('ready', flush=True)\nimport time\ntime.sleep(60)\n", RAYDEBUG_JOB="j")
         assert program.stdout.readline() == "ready\n"
-        here: Any = gateway
-        (one,) = look_at(here, "j", pid=program.pid, census=True).processes
-        assert (one["state"], one["answer"] is not None and one["answer"]["pss"] > 0) == ("answered", True)
-        assert look_at(here, "another job").processes == []
+        (process,) = look_at(gateway, "j", pid=program.pid, census=True).processes
+        assert (process["state"], process["answer"]["pss"] > 0) == ("answered", True)
+        assert look_at(gateway, "another job").processes == []
         with pytest.raises(RaydebugError, match="no process of a job has the id 1"):
-            look_at(here, "j", pid=1)
+            look_at(gateway, "j", pid=1)
 
 
 # Snapshots of a GPU's allocator
@@ -379,14 +371,13 @@ def made_snapshot(kept: int, *, oom: bool = False) -> dict[str, Any]:
         return {"filename": file, "line": line, "name": name}
 
     inside = [frame("/x/site-packages/torch/nn/modules/linear.py", 134, "forward")]
-    blocks = [
-        {"size": 2**21, "state": "active_allocated", "frames": [*inside, frame("/job/train.py", 40, "forward")]}
-    ] * 64
+    forward = [*inside, frame("/job/train.py", 40, "forward")]
+    blocks = [{"size": 2**21, "state": "active_allocated", "frames": forward}] * 64
     blocks += [{"size": 2**20, "state": "active_allocated", "frames": [frame("/job/train.py", 71, "log_step")]}] * kept
     blocks += [{"size": 2**24, "state": "inactive", "frames": []}] * 4
     blocks += [{"size": 2**22, "state": "active_awaiting_free"}]
     entry = {"action": "oom", "size": 2**25, "device_free": 2**20, "frames": [*inside, frame("/job/train.py", 40, "f")]}
-    total = sum(one["size"] for one in blocks)  # type: ignore[misc]
+    total = sum(one["size"] for one in blocks)
     return {"segments": [{"total_size": total, "blocks": blocks}], "device_traces": [[entry] if oom else []]}
 
 
@@ -408,6 +399,7 @@ def test_two_snapshots(snapshots: tuple[Path, Path]) -> None:
     assert cause.startswith("cause: enough is free, in pieces that are too small")
     assert grown == "  +136.0 MiB  +136 tensors  /job/train.py:71 log_step, now 160.0 MiB"
     assert gpu_memory_lines(old)[1] == "   128.0 MiB  64 tensors  /job/train.py:40 forward"
+    assert summarize({"segments": []})["lines"] == []
     page = gpu_memory_page("new.pickle", new, old, "<old>")
     assert "/job/train.py:71 log_step" in page
     assert "&lt;old&gt;" in page
@@ -464,18 +456,7 @@ def test_options(options: list[str], error: str, tmp_path: Path) -> None:
 def test_snapshots_on_the_command_line(snapshots: tuple[Path, Path], tmp_path: Path) -> None:
     """`--snapshot NEW OLD -o PAGE` prints the change, and writes the page."""
     old, new = snapshots
-    argv = [
-        sys.executable,
-        "-m",
-        "raydebug",
-        "memory",
-        "--snapshot",
-        str(new),
-        str(old),
-        "-o",
-        str(tmp_path / "a.html"),
-    ]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    done = runs.raydebug("memory", "--snapshot", str(new), str(old), "-o", str(tmp_path / "a.html"))
     assert (done.returncode, done.stderr) == (0, f"page: {tmp_path / 'a.html'}\n")
     assert "/job/train.py:71 log_step" in done.stdout
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
@@ -484,9 +465,9 @@ def test_snapshots_on_the_command_line(snapshots: tuple[Path, Path], tmp_path: P
 def test_a_job_that_ends_before_the_step(tmp_path: Path) -> None:
     """Who waits for a step is told within seconds that no process is left."""
     with open_gateway(tmp_path) as gateway:
-        gateway.start("from raydebug.worker import control_channel\ncontrol_channel.open_channel()").wait(20)
+        gateway.start(OPEN).wait(20)
         with pytest.raises(RaydebugError, match="the job has ended"):
-            wait_for_step(gateway, None, 3)  # type: ignore[arg-type]
+            wait_for_step(gateway, None, 3)
 
 
 # An out of memory
@@ -507,22 +488,16 @@ class FakeTorch:
                                   _cuda_attach_out_of_memory_observer=self.observers.append)  # fmt: skip
 
 
-@pytest.fixture
-def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch records from its first use of CUDA; an out of memory leaves a summary in the snapshot of its crash."""
     monkeypatch.setattr(gpu_history, "last", None)
     monkeypatch.setattr(gpu_history, "_count", 0)
-
-
-@pytest.mark.usefixtures("clean")
-def test_out_of_memory(tmp_path: Path) -> None:
-    """Torch records from its first use of CUDA; an out of memory leaves a summary in the snapshot of its crash."""
     torch = FakeTorch()
-    gpu_history.watch(torch)  # type: ignore[arg-type]
+    gpu_history.watch(torch)
     assert (torch.recorded, torch.observers) == ([], [])
     torch.waiting[0]()
     assert torch.recorded == [{"stacks": "python", "max_entries": 200_000}]
     torch.observers[0](0, 2 * GIB, 80 * GIB, GIB)
-    assert gpu_history.last is not None
     assert (gpu_history.last["asked"], gpu_history.last["device_free"]) == (2 * GIB, GIB)
 
     class OutOfMemoryError(RuntimeError):
@@ -545,18 +520,12 @@ def test_out_of_memory(tmp_path: Path) -> None:
     assert "gpu_memory" not in document_of(ValueError("another"))
 
 
-@pytest.mark.usefixtures("clean")
 def test_a_history_of_the_users(capfd: pytest.CaptureFixture[str]) -> None:
     """Where torch records already, as for verl, that stays; a torch without these functions keeps the job running."""
     torch = FakeTorch(is_on=True)
-    gpu_history.watch(torch)  # type: ignore[arg-type]
+    gpu_history.watch(torch)
     torch.waiting[0]()
     assert (torch.recorded, len(torch.observers)) == ([], 1)
     del torch._C._cuda_isHistoryEnabled
     torch.waiting[0]()
     assert "no record of GPU memory" in capfd.readouterr().err
-
-
-def test_summary_of_nothing() -> None:
-    """A snapshot without segments is one."""
-    assert summarize({"segments": []})["lines"] == []

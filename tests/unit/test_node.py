@@ -165,7 +165,6 @@ def test_block_of_ports_that_is_none(ports: str):
 
 
 def a_node(folder: Path, **changes: Any) -> state.Cluster:
-    """A node's own record."""
     ports = dict.fromkeys([*node.PURPOSES], 20001)
     values: dict[str, Any] = {"name": "default", "id": "i", "kind": "node", "folder": folder,
               "temp_dir": Path("/tmp/rd-x"), "python": "/venv/bin/python", "ports": ports, "cpus": 16, "gpus": 2,

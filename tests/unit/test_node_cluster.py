@@ -60,7 +60,7 @@ def say(folder: Path, host: str, phase: str, reason: str | None = None, **more: 
 
 def come_up(folder: Path, **changes: Any) -> None:
     """Write what the nodes of a cluster that is up have written."""
-    rendezvous.publish(folder, Head(**{**HEAD, **changes}))  # type: ignore[typeddict-item]
+    rendezvous.publish(folder, Head(**{**HEAD, **changes}))
     say(folder, "n1", rendezvous.UP)
     say(folder, "n2", rendezvous.UP)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gateway_under_test import GatewayUnderTest, visit
+from gateway_under_test import GatewayUnderTest
 from raydebug.client.gateway_client import fetch_pauses, fetch_processes, fetch_stacks
 from raydebug.console.attach import attach_pause
 from raydebug.console.session import GatewayAddress
@@ -26,8 +26,8 @@ from raydebug.gateway.board import Board
 from raydebug.gateway.channel import ControlChannel
 from raydebug.gateway.control import Control
 from raydebug.gateway.pause_requests import PauseRequests
-from raydebug.protocol import wire
 from raydebug.worker import thread_callback
+from simulated_processes import Peer
 
 # What a job's process does at `import ray`; then it works in one of these ways until the test ends it.
 HEAD = """\
@@ -144,7 +144,6 @@ def work(gateway: GatewayUnderTest) -> Iterator[Callable[..., Any]]:
 
     def start(program: str = BUSY, job: str = "j1", **variables: str) -> Any:
         started = gateway.start(program, RAYDEBUG_JOB=job, END=str(gateway.folder / "end"), **variables)
-        assert started.stdout is not None
         assert started.stdout.readline() == "ready\n", started.communicate()
         return started
 
@@ -167,35 +166,22 @@ async def stop(gateway: GatewayUnderTest, target: str) -> tuple[Any, dict[str, A
 
 
 async def go_on(session: Any, stopped: dict[str, Any]) -> None:
-    """Resume the thread, and detach."""
     await session.request("continue", {"threadId": stopped["threadId"]})
     await session.close()
 
 
-def stop_and_go_on(gateway: GatewayUnderTest, target: str) -> dict[str, Any]:
-    """Pause a process and resume it; return its pause."""
-
-    async def look() -> Any:
-        session, stopped, _ = await stop(gateway, target)
-        await go_on(session, stopped)
-        return stopped["pause"]
-
-    return visit(gateway, look)
+async def stop_and_go_on(gateway: GatewayUnderTest, target: str) -> dict[str, Any]:
+    session, stopped, _ = await stop(gateway, target)
+    await go_on(session, stopped)
+    return stopped["pause"]
 
 
-def refusal(gateway: GatewayUnderTest, target: str) -> RequestFailed:
-    """Send a request that is refused, and return the refusal."""
-
-    async def ask() -> Any:
-        session = await gateway.connect()
-        try:
-            with pytest.raises(RequestFailed) as refused:
-                await session.request("attach", {"token": gateway.token, "target": target})
-        finally:
-            await session.close()
-        return refused.value
-
-    return visit(gateway, ask)
+async def refusal(gateway: GatewayUnderTest, target: str) -> RequestFailed:
+    session = await gateway.connect()
+    with pytest.raises(RequestFailed) as refused:
+        await session.request("attach", {"token": gateway.token, "target": target})
+    await session.close()
+    return refused.value
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
@@ -205,9 +191,8 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("looks", [0, 2])
-def test_busy_main_thread(gateway, work, looks):
+async def test_busy_main_thread(gateway, work, looks):
     """A loop is paused at its current line, with its values; it can be stepped, and runs at full speed afterwards.
 
     Looks at its stacks before, which mark the calls that they see (worker/calls.py), change nothing.
@@ -215,40 +200,34 @@ def test_busy_main_thread(gateway, work, looks):
     program = work(REST_S="0")
     for _ in range(looks):
         assert fetch_stacks(gateway, timeout_s=5.0)[0]["calls"][0]["function"] == "work"
-
-    async def look() -> None:
-        session, stopped, frame = await stop(gateway, f"pid:{program.pid}")
-        pause = stopped["pause"]
-        assert (pause["kind"], pause["pid"], pause["job"]) == ("requested", program.pid, "j1")
-        assert pause["function"] in ("work", "step")
-        assert (frame["name"], frame["line"]) == (pause["function"], pause["line"])
-        asked = {"expression": "number > 0", "frameId": frame["id"], "context": "repl"}
-        assert (await session.request("evaluate", asked))["result"] == "True"
-        lines = [frame["line"]]
-        for _ in range(2):
-            await session.request("next", {"threadId": stopped["threadId"]})
-            await session.next_event("stopped", timeout_s=20)
-            stack = await session.request("stackTrace", {"threadId": stopped["threadId"], "levels": 1})
-            lines.append(stack["stackFrames"][0]["line"])
-        assert lines[0] != lines[1] != lines[2]
-        await go_on(session, stopped)
-
-    visit(gateway, look)
+    session, stopped, frame = await stop(gateway, f"pid:{program.pid}")
+    pause = stopped["pause"]
+    assert (pause["kind"], pause["pid"], pause["job"]) == ("requested", program.pid, "j1")
+    assert pause["function"] in ("work", "step")
+    assert (frame["name"], frame["line"]) == (pause["function"], pause["line"])
+    asked = {"expression": "number > 0", "frameId": frame["id"], "context": "repl"}
+    assert (await session.request("evaluate", asked))["result"] == "True"
+    lines = [frame["line"]]
+    for _ in range(2):
+        await session.request("next", {"threadId": stopped["threadId"]})
+        await session.next_event("stopped", timeout_s=20)
+        stack = await session.request("stackTrace", {"threadId": stopped["threadId"], "levels": 1})
+        lines.append(stack["stackFrames"][0]["line"])
+    assert lines[0] != lines[1] != lines[2]
+    await go_on(session, stopped)
     assert end(gateway, program)[0] == "not traced\n"
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("program", [IN_LIBRARY, ASYNC, POOL], ids=["library", "async", "pool"])
-def test_stops_at_the_users_code(gateway, work, program):
+async def test_stops_at_the_users_code(gateway, work, program):
     """A thread that is mostly in Python's own code, or not the main one, is paused at a line of the program, twice."""
     program = work(program)
     for _ in range(2):
-        pause = stop_and_go_on(gateway, f"pid:{program.pid}")
+        pause = await stop_and_go_on(gateway, f"pid:{program.pid}")
         assert pause["file"] == str(gateway.folder / "program0.py")
     assert end(gateway, program)[0] == "not traced\n"
 
 
-@pytest.mark.timeout(60)
 def test_sleep(gateway, work, capfd):
     """A client that pauses a sleeping process sees its line, and attaches when it wakes."""
     program = work(SLEEPS, FOR_S="5")
@@ -262,7 +241,6 @@ def test_sleep(gateway, work, capfd):
     assert program.communicate(timeout=60)[0] == "woke False\n"
 
 
-@pytest.mark.timeout(60)
 def test_timeout(gateway, work):
     """After --timeout the error says so and the request is withdrawn: the process does not pause when it wakes."""
     program = work(SLEEPS, FOR_S="4")
@@ -278,7 +256,6 @@ def test_timeout(gateway, work):
     assert program.communicate(timeout=60)[0] == "woke False\n"
 
 
-@pytest.mark.timeout(60)
 def test_ctrl_c_while_waiting(gateway, work):
     """Ctrl-C while a process does not pause ends the wait with 130; the process does not pause later."""
     program = work(SLEEPS, FOR_S="4")
@@ -289,106 +266,74 @@ def test_ctrl_c_while_waiting(gateway, work):
     assert program.communicate(timeout=60)[0] == "woke False\n"
 
 
-@pytest.mark.timeout(60)
-def test_client_that_leaves_too_late(gateway, work):
+async def test_client_that_leaves_too_late(gateway, work):
     """A client that leaves just as the thread pauses leaves no pause behind: the thread is resumed."""
     program = work()
     # Stopping takes 0.3 s the first time, most of it for loading the debugger.
     for after_s in (0.0, 0.15, 0.4):
-
-        async def ask_and_leave(after_s: float = after_s) -> None:
-            session = await gateway.connect()
-            asked = session.send("attach", {"token": gateway.token, "target": f"pid:{program.pid}"})
-            asked.add_done_callback(lambda done: done.exception())
-            await asyncio.sleep(after_s)
-            await session.close()
-
-        visit(gateway, ask_and_leave)
+        session = await gateway.connect()
+        asked = session.send("attach", {"token": gateway.token, "target": f"pid:{program.pid}"})
+        asked.add_done_callback(lambda done: done.exception())
+        await asyncio.sleep(after_s)
+        await session.close()
         time.sleep(1.0)
         left = fetch_pauses(gateway)
         for pause in left:  # attached before it left: then it stays paused, as any pause that a client leaves
             assert "attach " in gateway.log, left
-            stop_and_go_on(gateway, pause["id"])
+            await stop_and_go_on(gateway, pause["id"])
     assert end(gateway, program)[0] == "not traced\n"
 
 
-@pytest.mark.timeout(60)
-def test_paused_already(gateway, work):
+async def test_paused_already(gateway, work):
     """A request for a process that is paused attaches to that pause; a pause of another client is refused."""
     program = work(HEAD + READY + "breakpoint()\nprint('went on', flush=True)\n")
     (there,) = gateway.pauses()
-
-    async def look() -> None:
-        session, stopped, _ = await stop(gateway, f"pid:{program.pid}")
-        assert (stopped["pause"]["id"], stopped["pause"]["kind"]) == (there["id"], "breakpoint")
-        other = await gateway.connect()
-        with pytest.raises(RequestFailed, match=f"paused already .pause {there['id']}., and a test holds the pause"):
-            await other.request("attach", {"token": gateway.token, "target": f"pid:{program.pid}"})
-        await other.close()
-        thief, stopped = await gateway.attach(f"pid:{program.pid}", steal=True)
-        assert stopped["pause"]["id"] == there["id"]
-        assert "took this pause over" in (await session.next_event("terminated", timeout_s=20))["body"]["reason"]
-        await go_on(thief, stopped)
-
-    visit(gateway, look)
+    session, stopped, _ = await stop(gateway, f"pid:{program.pid}")
+    assert (stopped["pause"]["id"], stopped["pause"]["kind"]) == (there["id"], "breakpoint")
+    other = await gateway.connect()
+    with pytest.raises(RequestFailed, match=f"paused already .pause {there['id']}., and a test holds the pause"):
+        await other.request("attach", {"token": gateway.token, "target": f"pid:{program.pid}"})
+    await other.close()
+    thief, stopped = await gateway.attach(f"pid:{program.pid}", steal=True)
+    assert stopped["pause"]["id"] == there["id"]
+    assert "took this pause over" in (await session.next_event("terminated", timeout_s=20))["body"]["reason"]
+    await go_on(thief, stopped)
     assert program.communicate(timeout=60)[0] == "went on\n"
 
 
-@pytest.mark.timeout(60)
-def test_requested_pause_goes_to_its_requester(gateway, work):
+async def test_requested_pause_goes_to_its_requester(gateway, work):
     """A requested pause goes to its requester, not to clients that wait for the next pause or for all."""
     program = work()
-
-    async def look() -> None:
-        waits_there, stopped, _ = await stop(gateway, f"pid:{program.pid}")
-        await waits_there.request("continue", {"threadId": stopped["threadId"]})  # and waits for its next stop
-        waits_anywhere = await gateway.connect()
-        asked = {"token": gateway.token, "target": "next"}
-        waiting = waits_anywhere.send("attach", asked)
-        waiting.add_done_callback(lambda done: done.exception())
-        session, stopped, _ = await stop(gateway, f"pid:{program.pid}")
-        assert not waiting.done()
-        await go_on(session, stopped)
-        await waits_anywhere.close()
-        await waits_there.close()
-
-    visit(gateway, look)
+    waits_there, stopped, _ = await stop(gateway, f"pid:{program.pid}")
+    await waits_there.request("continue", {"threadId": stopped["threadId"]})  # and waits for its next stop
+    waits_anywhere = await gateway.connect()
+    asked = {"token": gateway.token, "target": "next"}
+    waiting = waits_anywhere.send("attach", asked)
+    waiting.add_done_callback(lambda done: done.exception())
+    session, stopped, _ = await stop(gateway, f"pid:{program.pid}")
+    assert not waiting.done()
+    await go_on(session, stopped)
+    await waits_anywhere.close()
+    await waits_there.close()
     assert end(gateway, program)[0] == "not traced\n"
 
 
 async def test_request_of_an_earlier_gateway():
     """A request has another name than those of an earlier gateway: a pause that answers one of them is no answer."""
-
-    class Deaf:
-        """The connection of a process that answers nothing."""
-
-        def __init__(self) -> None:
-            self.asked: list[str] = []
-
-        def get_extra_info(self, _name: str) -> None:
-            return None
-
-        def is_closing(self) -> bool:
-            return False
-
-        def write(self, data: bytes) -> None:
-            for message in wire.Decoder().feed(data):
-                if message.get("command") == "pause":
-                    self.asked.append(message["arguments"]["request"])
-
-    deaf = Deaf()
-    channel = ControlChannel({"pid": 4}, deaf)  # type: ignore[arg-type]
+    peer = Peer()
+    channel = ControlChannel({"pid": 4}, peer)
+    names: list[str] = []
     for number in range(2):
         asking = asyncio.ensure_future(PauseRequests(Control(), Board())._request(channel, print))
-        while len(deaf.asked) == number:
+        while len(names) == number:
             await asyncio.sleep(0)
+            names = [asked["arguments"]["request"] for asked in peer.asked if asked.get("command") == "pause"]
         asking.cancel()
-    first, second = deaf.asked
+    first, second = names
     assert first != second
 
 
-@pytest.mark.timeout(60)
-def test_comes_to_a_breakpoint_meanwhile(gateway, work):
+async def test_comes_to_a_breakpoint_meanwhile(gateway, work):
     """When another thread reaches a breakpoint first, its pause fulfils the request; there is no second one."""
     # The main thread waits in C for the other one: it can neither stop before that one does, nor look before its end.
     program = work(
@@ -397,81 +342,71 @@ def test_comes_to_a_breakpoint_meanwhile(gateway, work):
         + READY
         + "late.join()\nwoke = 1\nprint('woke', is_traced(), flush=True)\n"
     )
-    pause = stop_and_go_on(gateway, f"pid:{program.pid}")
+    pause = await stop_and_go_on(gateway, f"pid:{program.pid}")
     assert (pause["kind"], pause["function"]) == ("breakpoint", "step_and_break")
     assert program.communicate(timeout=60)[0] == "woke False\n"
 
 
-@pytest.mark.timeout(60)
-def test_work_that_comes_later(gateway, work):
+async def test_work_that_comes_later(gateway, work):
     """A process without an active thread is paused when any of its threads begins to work."""
     program = work(LATER)
-    pause = stop_and_go_on(gateway, f"pid:{program.pid}")
+    pause = await stop_and_go_on(gateway, f"pid:{program.pid}")
     assert pause["function"] in ("work", "step", "pool")
     assert end(gateway, program)[0] == "not traced\n"
 
 
-@pytest.mark.timeout(60)
-def test_work_that_comes_later_and_cannot_be_paused(gateway, work):
+async def test_work_that_comes_later_and_cannot_be_paused(gateway, work):
     """When another thread begins to work, and no thread can be paused, the request is refused with the reason."""
     program = work(NO_DEBUGPY + LATER)
-    refused = str(refusal(gateway, f"pid:{program.pid}"))
+    refused = str(await refusal(gateway, f"pid:{program.pid}"))
     assert refused.startswith("it cannot be paused: ")
     assert "debugpy" in refused
     (listed,) = fetch_processes(gateway)
     assert listed["answers"]
 
 
-@pytest.mark.timeout(60)
-def test_pause_that_fails_after_it_was_announced(gateway, work):
+async def test_pause_that_fails_after_it_was_announced(gateway, work):
     """A pause that fails at the last step, with another pydevd for instance, is refused with the reason."""
     program = work(OTHER_PYDEVD)
-    refused = str(refusal(gateway, f"pid:{program.pid}"))
+    refused = str(await refusal(gateway, f"pid:{program.pid}"))
     assert refused.startswith("it cannot be paused: AttributeError: 'PyDB' object has no attribute 'set_suspend'")
     assert fetch_pauses(gateway) == []
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("program", [BUSY, ASYNC, POOL], ids=["busy", "async", "pool"])
-def test_again_and_again(gateway, work, program):
+async def test_again_and_again(gateway, work, program):
     """A process that was paused and resumed ten times is as it was before (RAYDEBUG_TEST_LONG=1: forty times)."""
     program = work(program, REST_S="0")
     for _ in range(40 if os.environ.get("RAYDEBUG_TEST_LONG") == "1" else 10):
-        stop_and_go_on(gateway, f"pid:{program.pid}")
+        await stop_and_go_on(gateway, f"pid:{program.pid}")
     assert end(gateway, program)[0] == "not traced\n"
 
 
-@pytest.mark.timeout(60)
-def test_two_ask_for_one_process(gateway, work):
+async def test_two_ask_for_one_process(gateway, work):
     """The refusal of a second request names the waiting requester and for how long it has been waiting."""
     program = work(SLEEPS, FOR_S="5")
-
-    async def ask() -> None:
-        first = await gateway.connect()
-        waiting = first.send("attach", {"token": gateway.token, "target": f"pid:{program.pid}"})
-        waiting.add_done_callback(lambda done: done.exception())
-        await asyncio.sleep(0.3)
-        second = await gateway.connect()
-        with pytest.raises(RequestFailed, match=r'"a test"@127.0.0.1:\d+ has been waiting for it for 0 s'):
-            await second.request("attach", {"token": gateway.token, "target": f"pid:{program.pid}"})
-        await second.close()
-        await first.close()
-
-    visit(gateway, ask)
+    first = await gateway.connect()
+    waiting = first.send("attach", {"token": gateway.token, "target": f"pid:{program.pid}"})
+    waiting.add_done_callback(lambda done: done.exception())
+    await asyncio.sleep(0.3)
+    second = await gateway.connect()
+    with pytest.raises(RequestFailed, match=r'"a test"@127.0.0.1:\d+ has been waiting for it for 0 s'):
+        await second.request("attach", {"token": gateway.token, "target": f"pid:{program.pid}"})
+    await second.close()
+    await first.close()
 
 
-@pytest.mark.timeout(60)
-def test_not_there(gateway, work):
+async def test_not_there(gateway, work):
     """An unknown pid, and a process without a control channel, are refused with a fix."""
     program = work()
     for target in ("pid:1", f"pid:{os.getpid()}", f"pid:{program.pid}@10.1.2.3", "worker:abcd"):
-        refused = refusal(gateway, target)
+        refused = await refusal(gateway, target)
         assert "is not a process of a job that has a control channel" in str(refused)
         assert refused.body["error"]["fix"] == "see the processes that can be paused with `raydebug ps --processes`"
 
 
-@pytest.mark.timeout(60)
-def test_number_that_two_have(gateway, work):
+async def test_number_that_two_have(gateway, work):
     """A pid that two processes have in different namespaces is refused with the options that name one."""
     apart = ["unshare", "--pid", "--fork", "--kill-child"]
     if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
@@ -483,14 +418,13 @@ def test_number_that_two_have(gateway, work):
         argv = [*apart, sys.executable, str(path)]
         gateway.programs.append(subprocess.Popen(argv, env=variables, stdout=subprocess.PIPE, stderr=None, text=True))
     wait_until(lambda: len(fetch_processes(gateway)) == 2, "both lines")
-    refused = refusal(gateway, "pid:1")
+    refused = await refusal(gateway, "pid:1")
     assert str(refused).startswith("2 processes are process 1: --pid 1@127.0.0.1 (")
     assert "busy.py, job j2)" in str(refused)
     assert refused.body["error"]["fix"] == "name one: --pid 1@127.0.0.1"
 
 
-@pytest.mark.timeout(60)
-def test_process_that_ends(gateway, work):
+async def test_process_that_ends(gateway, work):
     """When a process ends or is killed instead of pausing, the requester is notified at once."""
     for how in ("ends", "killed"):
         program = work(SLEEPS + "os._exit(0)", FOR_S="1" if how == "ends" else "30")
@@ -498,82 +432,66 @@ def test_process_that_ends(gateway, work):
             program.kill()
             program.wait()
             wait_until(lambda: not fetch_processes(gateway), "the end of its line")
-            assert "is not a process of a job" in str(refusal(gateway, f"pid:{program.pid}"))
+            assert "is not a process of a job" in str(await refusal(gateway, f"pid:{program.pid}"))
             continue
         threading.Timer(3.0, program.kill).start()  # behind the request, also on a busy machine
         begin = time.monotonic()
-        assert str(refusal(gateway, f"pid:{program.pid}")).startswith("the process has ended; ")
+        assert str(await refusal(gateway, f"pid:{program.pid}")).startswith("the process has ended; ")
         assert time.monotonic() - begin < 20
 
 
-@pytest.mark.timeout(60)
-def test_fork(gateway, work):
+async def test_fork(gateway, work):
     """A forked child has its own control channel and is paused; its parent keeps running."""
     program = work(FORKS.replace("pid = os.fork()", READY + "pid = os.fork()"))
     child = int(program.stdout.readline())
     wait_until(lambda: child in [p["pid"] for p in fetch_processes(gateway)], "the fork's line")
-    pause = stop_and_go_on(gateway, f"pid:{child}")
+    pause = await stop_and_go_on(gateway, f"pid:{child}")
     assert (pause["pid"], pause["kind"]) == (child, "requested")
     assert "not traced" in end(gateway, program)[0]
 
 
-@pytest.mark.timeout(60)
-def test_stopped_from_outside(gateway, work):
+async def test_stopped_from_outside(gateway, work):
     """A process stopped by SIGSTOP is reported as not answering; after SIGCONT it pauses."""
     program = work()
     os.kill(program.pid, signal.SIGSTOP)
     said: list[str] = []
-
-    async def ask() -> None:
-        session = await gateway.connect()
-        waiting = session.send("attach", {"token": gateway.token, "target": f"pid:{program.pid}"})
-        said.append((await session.next_event("output", timeout_s=10))["body"]["output"])
-        os.kill(program.pid, signal.SIGCONT)
-        assert (await asyncio.wait_for(waiting, 10))["success"]
-        await session.request("configurationDone")
-        await go_on(session, (await session.next_event("stopped", timeout_s=20))["body"])
-
-    visit(gateway, ask)
+    session = await gateway.connect()
+    waiting = session.send("attach", {"token": gateway.token, "target": f"pid:{program.pid}"})
+    said.append((await session.next_event("output", timeout_s=10))["body"]["output"])
+    os.kill(program.pid, signal.SIGCONT)
+    assert (await asyncio.wait_for(waiting, 10))["success"]
+    await session.request("configurationDone")
+    await go_on(session, (await session.next_event("stopped", timeout_s=20))["body"])
     assert "it does not answer: native code holds Python's lock (GIL) there, or the process is stopped" in said[0]
     assert end(gateway, program)[0] == "not traced\n"
 
 
-@pytest.mark.timeout(60)
-def test_gateway_that_dies_while_asked(gateway, work):
+async def test_gateway_that_dies_while_asked(gateway, work):
     """A request ends with its gateway: the process keeps running and does not pause later."""
     program = work(SLEEPS, FOR_S="4")
-
-    async def ask() -> None:
-        session = await gateway.connect()
-        asked = session.send("attach", {"token": gateway.token, "target": f"pid:{program.pid}"})
-        asked.add_done_callback(lambda done: done.exception())
-        await asyncio.sleep(0.5)
-        gateway.kill()
-        await session.close()
-
-    visit(gateway, ask)
+    session = await gateway.connect()
+    asked = session.send("attach", {"token": gateway.token, "target": f"pid:{program.pid}"})
+    asked.add_done_callback(lambda done: done.exception())
+    await asyncio.sleep(0.5)
+    gateway.kill()
+    await session.close()
     gateway.open()
     assert program.communicate(timeout=60)[0] == "woke False\n"
 
 
-@pytest.mark.timeout(60)
-def test_interrupted_while_paused(gateway, work):
+async def test_interrupted_while_paused(gateway, work):
     """A KeyboardInterrupt during the pause, as Ray raises one in a cancelled task, reaches the program."""
     program = work(HEAD + READY + "try:\n    work()\nexcept KeyboardInterrupt:\n    print('interrupted', flush=True)\n")
-
-    async def look() -> None:
-        session, _, frame = await stop(gateway, f"pid:{program.pid}")
-        # The suspended thread evaluates: it has come to pydevd's wait, where an exception reaches us. On the way there,
-        # and in the few lines behind the answer, pydevd catches everything: a signal then is lost.
-        await session.request("evaluate", {"expression": "1", "frameId": frame["id"], "context": "repl"})
-        ended = asyncio.ensure_future(session.next_event("terminated", timeout_s=20))
-        while not ended.done():
-            program.send_signal(signal.SIGINT)
-            await asyncio.wait([ended], timeout=2)
-        body = (await ended)["body"]
-        assert "KeyboardInterrupt was raised in it" in body["reason"]
-
-    visit(gateway, look)
+    session, _, frame = await stop(gateway, f"pid:{program.pid}")
+    # The suspended thread evaluates: it has come to pydevd's wait, where an exception reaches us. On the way there,
+    # and in the few lines behind the answer, pydevd catches everything: a signal then is lost.
+    await session.request("evaluate", {"expression": "1", "frameId": frame["id"], "context": "repl"})
+    ended = asyncio.ensure_future(session.next_event("terminated", timeout_s=20))
+    while not ended.done():
+        program.send_signal(signal.SIGINT)
+        await asyncio.wait([ended], timeout=2)
+    body = (await ended)["body"]
+    assert "KeyboardInterrupt was raised in it" in body["reason"]
     assert program.communicate(timeout=60)[0] == "interrupted\n"
 
 
@@ -590,7 +508,6 @@ def http_request(
     return answer.status, json.loads(answer.read())
 
 
-@pytest.mark.timeout(60)
 def test_processes(gateway, work):
     """GET /processes lists each process of a job with its identity, its current line and its pauses."""
     program = work(SLEEPS, FOR_S="30", RANK="3")
@@ -606,18 +523,16 @@ def test_processes(gateway, work):
     assert sys.executable in process["title"]
 
 
-@pytest.mark.timeout(60)
-def test_pause_by_http(gateway, work):
+async def test_pause_by_http(gateway, work):
     """POST /pause pauses a process and returns the pause, which waits for a client."""
     program = work()
     status, document = http_request(gateway, "POST", "/pause", {"target": f"pid:{program.pid}"})
     assert (status, document["pause"]["state"], document["pause"]["pid"]) == (200, "waiting", program.pid)
     assert http_request(gateway, "GET", "/processes")[1]["processes"][0]["pauses"] == [document["pause"]["id"]]
-    stop_and_go_on(gateway, document["pause"]["id"])
+    await stop_and_go_on(gateway, document["pause"]["id"])
     assert end(gateway, program)[0] == "not traced\n"
 
 
-@pytest.mark.timeout(60)
 def test_pause_by_http_in_vain(gateway, work):
     """An invalid POST /pause is refused; one that times out reports the current line, and is withdrawn."""
     program = work(SLEEPS, FOR_S="9")
@@ -633,7 +548,6 @@ def test_pause_by_http_in_vain(gateway, work):
     assert program.communicate(timeout=60)[0] == "woke False\n"
 
 
-@pytest.mark.timeout(60)
 def test_client_of_http_that_leaves(gateway, work):
     """A client of POST /pause that disconnects before the process has paused withdraws its request."""
     program = work(SLEEPS, FOR_S="3")

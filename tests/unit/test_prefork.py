@@ -80,6 +80,11 @@ class PoolUnderTest:
         out, err = process.communicate(timeout=LIMIT_S)
         return process.returncode, out, err
 
+    def run_python(self, *arguments: str) -> tuple[str, str]:
+        argv, environ = [sys.executable, *arguments], {**self.env, "RAYDEBUG_JOB": "test"}
+        done = subprocess.run(argv, env=environ, cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S)
+        return done.stdout, done.stderr
+
     def end(self) -> None:
         family = [psutil.Process(self.keeper.pid), *psutil.Process(self.keeper.pid).children(recursive=True)]
         for one in family:
@@ -136,10 +141,7 @@ def test_a_module_run_by_m_and_a_spawned_child_are_forked(pool: PoolUnderTest) -
         "if __name__ == '__main__':\n"
         "    print(m.get_context('spawn').Pool(1).map(work, [21]), sys.argv[1:])\n"
     )
-    environ = {**pool.env, "RAYDEBUG_JOB": "test"}
-    argv = [sys.executable, "-m", "app", "-x"]
-    done = subprocess.run(argv, env=environ, cwd=pool.folder, capture_output=True, text=True, timeout=LIMIT_S)
-    assert (done.stdout.strip(), done.stderr) == ("[(42, True)] ['-x']", "")
+    assert pool.run_python("-m", "app", "-x") == ("[(42, True)] ['-x']\n", "")
     wait_for(lambda: pool.served == 2, pool)
 
 
@@ -152,10 +154,7 @@ def test_a_module_that_the_zygote_has_is_run_anew(pool: PoolUnderTest) -> None:
     (pool.installed / "heavy.py").write_text("import tools\n")
     assert pool.run(IS_WARM)[1] == "cold\n"
     pool.wait_until_restarted()
-    environ = {**pool.env, "RAYDEBUG_JOB": "test"}
-    argv = [sys.executable, "-m", "tools.run"]
-    done = subprocess.run(argv, env=environ, cwd=pool.folder, capture_output=True, text=True, timeout=LIMIT_S)
-    assert (done.stdout, done.stderr) == ("warm\n", "")
+    assert pool.run_python("-m", "tools.run") == ("warm\n", "")
 
 
 @pytest.mark.parametrize(
@@ -274,18 +273,16 @@ def test_a_program_outlives_its_zygote_and_the_keeper(pool: PoolUnderTest) -> No
 
 
 def test_a_module_that_changed_is_never_served(pool: PoolUnderTest) -> None:
-    """After an edit of an installed module the next process starts cold, with the new code; the next is warm."""
+    """After an edit of an installed module the next process starts cold, with the new code; the next is warm.
+
+    A package installed after the imports ends the zygote too: an import may have tested for it.
+    """
     program = IS_WARM + "import heavy; print(heavy.VALUE)"
     assert pool.run(program)[1] == "warm\n1\n"
     (pool.installed / "heavy.py").write_text("VALUE = 22\n")
     assert pool.run(program)[1] == "cold\n22\n"
     pool.wait_until_ready()
     assert pool.run(program)[1] == "warm\n22\n"
-
-
-def test_a_package_that_appears_is_noticed(pool: PoolUnderTest) -> None:
-    """A package installed after the imports ends the zygote: an import may have tested for it."""
-    assert pool.run(IS_WARM)[1] == "warm\n"
     (pool.installed / "another.py").write_text("")
     assert pool.run(IS_WARM)[1] == "cold\n"
 
@@ -386,13 +383,8 @@ def test_without_a_pool_nothing_is_asked(pool: PoolUnderTest) -> None:
 def test_what_may_be_forked() -> None:
     """The pool serves Ray's workers, and a job's programs and spawned children, but no worker of another Python."""
     worker, job = "/x/ray/_private/workers/default_worker.py", {"RAYDEBUG_JOB": "1"}
-    spawned = [
-        "python",
-        "-B",
-        "-c",
-        "from multiprocessing.spawn import spawn_main; spawn_main()",
-        "--multiprocessing-fork",
-    ]
+    spawn = "from multiprocessing.spawn import spawn_main; spawn_main()"
+    spawned = ["python", "-B", "-c", spawn, "--multiprocessing-fork"]
     another = ["python", "/x/raydebug/worker/py_executable.py", worker]
     assert hand_over.is_wanted(["python", "-u", worker, "--a=1"], {})
     assert hand_over.is_wanted(["python", "-X", "dev", "-m", "verl.trainer.main_ppo"], job)

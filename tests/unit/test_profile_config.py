@@ -126,7 +126,6 @@ def install(place: Path, package: str, version: str | None = "0.4.0") -> Path:
 def looked(folder: Path, command: str, *search: str) -> Installed:
     argv = command.split()
     trainer = recognise(argv)
-    assert trainer is not None
     return trainer.trainer.read_config(trainer, argv, folder=folder, search=search)
 
 

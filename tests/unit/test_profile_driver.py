@@ -17,24 +17,20 @@ from raydebug.protocol import variables
 from raydebug.settings.flavours import install
 from verl_fork import make_fork
 
+PPO = ("python", "-m", "verl.trainer.main_ppo")
+
 
 def drive(
     *command: str, folder: Path, profile: str = "debug", tiny: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command as a job does: with the hook in every Python, and the profile in the environment."""
-    environ = {
-        **os.environ,
-        variables.GATEWAY: "127.0.0.1:9",
-        variables.PROFILE: profile,
-        variables.TINY: tiny,
-        **environment,
-    }
+    ours = {variables.GATEWAY: "127.0.0.1:9", variables.PROFILE: profile, variables.TINY: tiny}
+    environ = {**os.environ, **ours, **environment}
     environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ["PATH"]])
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=50)
 
 
 def arguments(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """What the trainer said that it was given."""
     assert done.returncode == 0, done.stderr
     return [line.strip() for line in done.stdout.partition("TRAINING\n")[2].splitlines()]
 
@@ -42,9 +38,8 @@ def arguments(done: subprocess.CompletedProcess[str]) -> list[str]:
 def test_the_trainer_gets_the_new_arguments(tmp_path: Path) -> None:
     """The trainer's own sys.argv is the small one, and the job's log has each change with its reason."""
     make_fork(tmp_path, version="0.9.1")
-    given = arguments(
-        done := drive("python", "-m", "verl.trainer.main_ppo", "data.train_batch_size=512", "x.y=1", folder=tmp_path)
-    )
+    done = drive(*PPO, "data.train_batch_size=512", "x.y=1", folder=tmp_path)
+    given = arguments(done)
     assert given[0] == "x.y=1"
     assert "data.train_batch_size=8" in given
     assert "data.train_batch_size=512" not in given
@@ -60,13 +55,10 @@ def test_what_changed_is_a_file(tmp_path: Path) -> None:
     logs.mkdir()
     of_job = {variables.JOB: "raydebug-1", variables.RAY_LOGS: str(logs)}
     for size in (512, 256):
-        command = ("python", "-m", "verl.trainer.main_ppo", f"data.train_batch_size={size}")
-        drive(*command, folder=tmp_path, **of_job)
+        drive(*PPO, f"data.train_batch_size={size}", folder=tmp_path, **of_job)
     rows = json.loads((logs / "raydebug-profile-raydebug-1.json").read_text())
-    assert [(row["old"], row["new"]) for row in rows if row["key"] == "data.train_batch_size"] == [
-        ("512", "8"),
-        ("256", "8"),
-    ]
+    batches = [(row["old"], row["new"]) for row in rows if row["key"] == "data.train_batch_size"]
+    assert batches == [("512", "8"), ("256", "8")]
     assert all(set(row) == {"key", "old", "new", "why"} for row in rows)
 
 
@@ -94,10 +86,8 @@ def test_a_fork_by_another_name(tmp_path: Path) -> None:
     assert "actor_rollout_ref.rollout.beam_size=4" in given
     assert not any("max_response_length" in word for word in given)
     assert "left alone, it has no key for: response_tokens, " in done.stderr
-    assert (
-        "a release of verl that states no version is not known; its config is most like that of verl 0.4.1"
-        in done.stderr
-    )
+    unknown = "a release of verl that states no version is not known"
+    assert f"{unknown}; its config is most like that of verl 0.4.1" in done.stderr
 
 
 def test_torchrun_is_changed_once(tmp_path: Path) -> None:
@@ -130,7 +120,7 @@ def test_only_the_first_rank_speaks(tmp_path: Path) -> None:
 def test_a_version_that_is_not_known_is_read_by_its_config(tmp_path: Path) -> None:
     """A verl newer than our table is changed by the keys that its config has, and the log says by whose."""
     make_fork(tmp_path, version="7.0.0", without=("trainer.save_freq",))
-    done = drive("python", "-m", "verl.trainer.main_ppo", folder=tmp_path)
+    done = drive(*PPO, folder=tmp_path)
     assert "data.train_batch_size=8" in arguments(done)
     assert "verl 7.0.0 is not known; its config is most like that of verl 0.9.0, whose keys are used" in done.stderr
     assert "left alone, it has no key for: save_every" in done.stderr
@@ -139,14 +129,11 @@ def test_a_version_that_is_not_known_is_read_by_its_config(tmp_path: Path) -> No
 def test_a_profile_that_cannot_be_laid_ends_the_job(tmp_path: Path) -> None:
     """The whole training does not start in the place of the small one: three lines in the log, exit code 2."""
     make_fork(tmp_path, version="7.0.0")
-    for command, cause in (
-        (["trainer.save_frequ=3"], "the nearest is trainer.save_freq"),
-        (
-            ["--config-name=nosuch"],
-            "verl 7.0.0 is installed, and its config cannot be read: there is no nosuch.yaml in ",
-        ),
-    ):
-        done = drive("python", "-m", "verl.trainer.main_ppo", *command, folder=tmp_path)
+    unread = "verl 7.0.0 is installed, and its config cannot be read: there is no nosuch.yaml in "
+    for word, cause in (
+        ("trainer.save_frequ=3", "the nearest is trainer.save_freq"), ("--config-name=nosuch", unread),
+    ):  # fmt: skip
+        done = drive(*PPO, word, folder=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["error", "cause", "fix"]
         assert cause in done.stderr
@@ -174,7 +161,7 @@ def test_tiny_parts_that_cannot_be_made_end_the_job(tmp_path: Path) -> None:
     if shutil.which("python") and _has("torch"):
         pytest.skip("torch is here: tests/cpu makes a model")
     make_fork(tmp_path, version="0.9.1")
-    done = drive("python", "-m", "verl.trainer.main_ppo", folder=tmp_path, tiny="model")
+    done = drive(*PPO, folder=tmp_path, tiny="model")
     assert done.returncode == 2
     assert done.stderr.splitlines()[0] == f"raydebug: making a tiny model in {tmp_path}/.raydebug/tiny/model-qwen2"
     assert done.stderr.splitlines()[1:] == [
@@ -189,7 +176,7 @@ def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
     """A tiny model that an earlier run made is taken as it is."""
     make_fork(tmp_path, version="0.9.1")
     (tmp_path / ".raydebug" / "tiny" / "model-qwen2").mkdir(parents=True)
-    given = arguments(drive("python", "-m", "verl.trainer.main_ppo", folder=tmp_path, tiny="model", profile="full"))
+    given = arguments(drive(*PPO, folder=tmp_path, tiny="model", profile="full"))
     assert f"actor_rollout_ref.model.path={tmp_path}/.raydebug/tiny/model-qwen2" in given
     assert "data.train_batch_size=4" not in given
 

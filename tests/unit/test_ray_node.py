@@ -92,7 +92,7 @@ def test_death():
     parts = [Part(RAYLET, clock), Part(GCS, clock)]
     assert judge([RAYLET], parts) == ray_node.NodeCondition("dead", "the raylet has ended")
     for answer, state in (("refused", "up"), ("none", "up"), ("refused", "up"), ("refused", "dead")):
-        parts[1].note(answer)  # type: ignore[arg-type]
+        parts[1].note(answer)
         assert judge([], parts).state == state
     assert judge([], parts).reason == "Ray's head (gcs_server) is gone: its health page refuses connections"
 
@@ -112,7 +112,6 @@ def test_the_end_of_a_raylet_is_noticed_by_its_process():
     """A raylet that is killed is dead at once, also as a zombie, and while its page still answers."""
     with page() as url:
         ray = subprocess.Popen([sys.executable, "-c", RAYLETS], stdout=subprocess.PIPE, text=True)
-        assert ray.stdout is not None
         raylet = int(ray.stdout.readline())
         node = ray_node.RayNode(ray.pid, {RAYLET: url})
         try:
@@ -138,7 +137,6 @@ def test_hung_names_the_process_and_its_stack(tmp_path, monkeypatch):
     )
     starter = "import subprocess, sys; subprocess.run([sys.executable, sys.argv[1]])"
     ray = subprocess.Popen([sys.executable, "-c", starter, str(agent)], stdout=subprocess.PIPE, text=True)
-    assert ray.stdout is not None
     assert ray.stdout.readline() == "1\n"
     children = ray_node.psutil.Process(ray.pid).children()
     node = ray_node.RayNode(ray.pid, {RAYLET: closed_port()})

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gateway_fuzzer import hello
-from gateway_under_test import TOKEN, GatewayUnderTest, visit
+from gateway_under_test import TOKEN, GatewayUnderTest
 from raydebug.client.gateway_client import describe_failed_tasks, fetch_pauses, fetch_processes
 from raydebug.gateway.background import Background
 from raydebug.protocol import records, wire
@@ -91,35 +91,32 @@ STOPPED = {"threadId": 1, "reason": "breakpoint"}
 
 
 @pytest.mark.timeout(90)
-def test_f58_hostile_records_of_pauses(gateway):
+async def test_f58_hostile_records_of_pauses(gateway):
     """F58: a bad record is refused with a log line and is not listed; lists, expiry and other pauses keep working."""
     gateway.start(PAUSES)
     (real,) = gateway.pauses()
-
-    async def send() -> None:
-        process = HostileProcess(gateway, "pause", {"pid": 7, "instance": "hostile"})
-        assert await process.dial() == "welcome"
-        await process.set_up()
-        answering = process.answer_all({"stackFrames": [{"id": {}, "name": ["x"], "line": "7"}]})
-        for bad in HOSTILE.values():
-            process.send("raydebugPause", {"threadId": 1, "record": {**GOOD, **bad}})
-        for body in (None, [], 5, {"threadId": "one"}, {"threadId": [1]}, {"threadId": 1, "record": []}):
-            process.send("raydebugPause", body)
-            process.send("stopped", body)
-            process.send("thread", body)
-            process.send("raydebugPauseBrokenOff", body)
-        process.send("stopped", STOPPED)  # a stop without a record that can be read is still a stop
-        process.writer.write(wire.encode({"type": "response", "request_seq": [1], "body": 5}))
-        process.writer.write(wire.encode({"type": "request", "seq": {}, "command": [1]}))
-        listed: list[Any] = []
-        while not listed:
-            assert not answering.done(), f"{answering}: {gateway.log[-3000:]}"
-            listed = [p for p in await asyncio.to_thread(fetch_pauses, gateway) if p["pid"] == 7]  # type: ignore[arg-type]
-        assert [(p["kind"], p["file"], p["function"]) for p in listed] == [("breakpoint", None, None)]
-        answering.cancel()
-        process.writer.close()
-
-    visit(gateway, send, limit_s=60)
+    process = HostileProcess(gateway, "pause", {"pid": 7, "instance": "hostile"})
+    assert await process.dial() == "welcome"
+    await process.set_up()
+    answering = process.answer_all({"stackFrames": [{"id": {}, "name": ["x"], "line": "7"}]})
+    for bad in HOSTILE.values():
+        process.send("raydebugPause", {"threadId": 1, "record": {**GOOD, **bad}})
+    for body in (None, [], 5, {"threadId": "one"}, {"threadId": [1]}, {"threadId": 1, "record": []}):
+        process.send("raydebugPause", body)
+        process.send("stopped", body)
+        process.send("thread", body)
+        process.send("raydebugPauseBrokenOff", body)
+    process.send("stopped", STOPPED)  # a stop without a record that can be read is still a stop
+    process.writer.write(wire.encode({"type": "response", "request_seq": [1], "body": 5}))
+    process.writer.write(wire.encode({"type": "request", "seq": {}, "command": [1]}))
+    listed: list[Any] = []
+    while not listed:
+        assert not answering.done(), f"{answering}: {gateway.log[-3000:]}"
+        listed = [p for p in await asyncio.to_thread(fetch_pauses, gateway) if p["pid"] == 7]
+    assert [(p["kind"], p["file"], p["function"]) for p in listed] == [("breakpoint", None, None)]
+    answering.cancel()
+    process.writer.close()
+    await process.writer.wait_closed()
     assert gateway.log.count("a record is refused") >= len(HOSTILE)
     assert "Traceback" not in gateway.log
     assert len(gateway.log) < 20_000
@@ -129,24 +126,20 @@ def test_f58_hostile_records_of_pauses(gateway):
         time.sleep(0.1)
 
 
-def test_f58_hostile_processes(gateway):
+async def test_f58_hostile_processes(gateway):
     """F58: a process whose own record has a wrong type or a name of 2 kB is refused before it is listed."""
     bad: list[Any] = [{"pid": "1"}, {"pid": 1, "ip": ["x"]}, {"job": "j" * 2000}, {"dials": 1e400}, {"is_driver": 1}]
     for about in bad:
         for purpose in ("pause", "control"):
-
-            async def dial(purpose: str = purpose, about: Any = about) -> None:
-                process = HostileProcess(gateway, purpose, about)
-                await process.dial()
-                assert await process.reader.read() == b""
-
-            visit(gateway, dial)
-    assert fetch_processes(gateway) == []  # type: ignore[arg-type]
+            process = HostileProcess(gateway, purpose, about)
+            await process.dial()
+            assert await process.reader.read() == b""
+    assert fetch_processes(gateway) == []
     assert gateway.log.count("refused") == 2 * len(bad)
     assert "Traceback" not in gateway.log
 
 
-def test_f58_hostile_control_messages(gateway):
+async def test_f58_hostile_control_messages(gateway):
     """F58: bad messages of a control channel are refused with a log line; `ps --processes` shows the valid ones."""
     own = {"where": "x.py:1", "source": "/x.py", "line": 1}
     messages: list[tuple[str, Any]] = [
@@ -157,25 +150,21 @@ def test_f58_hostile_control_messages(gateway):
         ("break", None),
     ]
     answers: list[Any] = [{"doing": "text"}, {"doing": {"file": 5}}, [], {"pid": 7, "title": "it", "extra": "dropped"}]
-
-    async def send() -> None:
-        process = HostileProcess(gateway, "control", {"pid": 7, "instance": "hostile"})
-        assert await process.dial() == "welcome"
-        process.send("known", {"breaks": [{**own, "id": "b" + "9" * 500}], "set": []})
-        for event, body in messages:
-            process.send(event, body)
-        process.writer.write(wire.encode({"type": "response", "request_seq": [1], "body": 5}))
-        process.writer.write(wire.encode({"type": "response", "request_seq": 99, "body": {"doing": 5}}))  # nobody's
-        for body in answers:
-            listing = asyncio.ensure_future(asyncio.to_thread(fetch_processes, gateway))  # type: ignore[arg-type]
-            while (asked := await process.receive()).get("command") != "describe":
-                pass
-            process.writer.write(wire.encode({**wire.response(1, asked), "body": body}))
-            (listed,) = await listing
-        assert (listed["pid"], listed["title"], listed["doing"]) == (7, "it", None)
-        process.writer.close()
-
-    visit(gateway, send)
+    process = HostileProcess(gateway, "control", {"pid": 7, "instance": "hostile"})
+    assert await process.dial() == "welcome"
+    process.send("known", {"breaks": [{**own, "id": "b" + "9" * 500}], "set": []})
+    for event, body in messages:
+        process.send(event, body)
+    process.writer.write(wire.encode({"type": "response", "request_seq": [1], "body": 5}))
+    process.writer.write(wire.encode({"type": "response", "request_seq": 99, "body": {"doing": 5}}))  # nobody's
+    for body in answers:
+        listing = asyncio.ensure_future(asyncio.to_thread(fetch_processes, gateway))
+        while (asked := await process.receive()).get("command") != "describe":
+            pass
+        process.writer.write(wire.encode({**wire.response(1, asked), "body": body}))
+        (listed,) = await listing
+    assert (listed["pid"], listed["title"], listed["doing"]) == (7, "it", None)
+    process.writer.close()
     assert gateway.log.count("a record is refused") == len(messages) + len(answers) - 1
     assert "Traceback" not in gateway.log
 
@@ -239,9 +228,9 @@ def test_ps_of_a_gateway_that_does_not_answer(gateway):
     """The status of a gateway that does not answer says so, and lists no task."""
     from raydebug.client.gateway_client import fetch_status
 
-    assert fetch_status(gateway)["problem"] is None  # type: ignore[arg-type]
+    assert fetch_status(gateway)["problem"] is None
     gateway.kill()
-    status = fetch_status(gateway)  # type: ignore[arg-type]
+    status = fetch_status(gateway)
     assert status["tasks"] == []
     assert "Connection refused" in describe_failed_tasks(status)[0]
     gateway.open()

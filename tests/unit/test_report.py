@@ -143,7 +143,6 @@ def test_measurements_that_cannot_be() -> None:
     document = {"phases": [late, early], "first_error": {"text": "ab" * 10_000}}
     run = read_document(document)
     assert ([(phase.name, phase.start_s) for phase in run.phases], run.length_s) == ([("y", 0.0)], 1.0)
-    assert run.first_error is not None
     assert run.first_error["text"].endswith("ab ... and 10,000 more characters")
 
 
@@ -171,14 +170,11 @@ def test_what_the_sections_say() -> None:
     assert "inf at step 9" in text
 
 
-@pytest.mark.parametrize(
-    "log", ["javascript:alert(1)", "//host/x", "../x", "a b", "", "x" * 200, ".hidden", "a?b", "a#b"]
-)
+@pytest.mark.parametrize("log", ["javascript:x()", "//host/x", "../x", "a b", "", "x" * 200, ".hidden", "a?b", "a#b"])
 def test_a_log_that_is_no_plain_name_is_no_link(log: str) -> None:
     """Only a plain file name becomes a link."""
-    assert "href" not in run_page({**run_documents.failed_run(), "log": log, "pauses": [], "phases": []}).replace(
-        'href="#bands"', ""
-    )
+    page = run_page({**run_documents.failed_run(), "log": log, "pauses": [], "phases": []})
+    assert "href" not in page.replace('href="#bands"', "")
 
 
 def test_waterfall() -> None:
@@ -194,14 +190,6 @@ def test_waterfall() -> None:
     assert "checkpoint: 3.00 s, from 5m21s to 5m24s, not ended" in said[6]
 
 
-def test_more_names_than_rows() -> None:
-    """Of many names the longest have a row each; the others share one row that is labelled so."""
-    phases = [{"name": f"p{i}", "start_s": i, "end_s": i + 1 + i / 100} for i in range(100)]
-    rows = phase_rows(read_document({"phases": phases}), Axis(101.0))
-    assert len(rows) == 40
-    assert "61 others, shorter" in rows[-1]
-
-
 def test_dense_spans_are_drawn_by_their_share() -> None:
     """Dense spans are drawn as columns as high as the time that they cover, not as one full bar."""
     half = [(float(i), i + 0.5) for i in range(10_000)]
@@ -212,10 +200,7 @@ def test_dense_spans_are_drawn_by_their_share() -> None:
     assert set(re.findall(r"V([\d.]+)H", drawn)) == {"50"}
     few = [(0.0, 1.0), (50.0, 60.0)]
     assert not is_dense(few, 100.0)
-    assert [bar.count("<rect") for bar in draw_spans(few, Axis(100.0), lambda _: ("", "phase"))] == [
-        1,
-        1,
-    ]
+    assert [bar.count("<rect") for bar in draw_spans(few, Axis(100.0), lambda _: ("", "phase"))] == [1, 1]
 
 
 def test_intervals() -> None:
@@ -227,7 +212,7 @@ def test_intervals() -> None:
 
 
 def test_a_thinned_curve_keeps_its_peaks_and_gaps() -> None:
-    """Of many points each column keeps lowest, highest and mean; a column of NaN is a gap."""
+    """Of many points each column keeps lowest, highest and mean, also of huge values; a column of NaN is a gap."""
     points = [(float(i), 50.0 if i == 6173 else math.nan if 2000 <= i < 3000 else float(i % 2)) for i in range(10_000)]
     reduced = downsample(points, 100)
     assert len(reduced.middle) == len(reduced.low) == len(reduced.high) == 100
@@ -236,6 +221,8 @@ def test_a_thinned_curve_keeps_its_peaks_and_gaps() -> None:
     assert reduced.middle[0][1] == 0.5
     few = downsample(points[:200], 100)
     assert (few.middle, few.low, few.high) == (points[:200], [], [])
+    huge = downsample([(float(at), 1e308) for at in range(100)], 10)
+    assert [round(y / 1e308, 9) for _, y in huge.middle] == [1.0] * 10
 
 
 def many_steps(count: int, **more: object) -> dict[str, Any]:
@@ -258,12 +245,6 @@ def test_very_many_steps_are_thinned() -> None:
         "NaN at step 3,001 and 1 more", "2.00 s to 1m30s", "duration of 5,000 steps: median 2.00 s",
     ):  # fmt: skip
         assert said in page, said
-
-
-def test_a_mean_of_huge_values() -> None:
-    """The mean of values near the largest number that there is is one of them."""
-    reduced = downsample([(float(at), 1e308) for at in range(100)], 10)
-    assert [round(y / 1e308, 9) for _, y in reduced.middle] == [1.0] * 10
 
 
 def test_a_record_that_has_not_all_steps() -> None:
@@ -295,8 +276,12 @@ def test_memory_of_a_node() -> None:
     assert row.count('class="curve whole"') == 1
 
 
-def test_more_processes_than_colours() -> None:
-    """Of many processes the largest have a band each, and the others share one band with their number."""
+def test_more_than_rows_and_colours() -> None:
+    """Of many names the longest have a row each, of processes the largest a band; the others share one, labelled so."""
+    phases = [{"name": f"p{i}", "start_s": i, "end_s": i + 1 + i / 100} for i in range(100)]
+    rows = phase_rows(read_document({"phases": phases}), Axis(101.0))
+    assert len(rows) == 40
+    assert "61 others, shorter" in rows[-1]
     memory = [{"process": f"p{i}", "node": "n", "samples": [[0, 100 + i], [1, 100 + i]]} for i in range(50)]
     (row,) = memory_rows(read_document({"memory": memory}), Axis(1.0))
     assert row.count('class="area') == SERIES
@@ -314,20 +299,11 @@ def test_metrics_that_people_look_at_first() -> None:
     assert names[7:9] == ["critic/rewards/max", "perf/throughput"]
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        *((None, "?"), (0, "0 s"), (0.0123, "12.3 ms"), (3.214, "3.21 s"), (59.96, "1m00s"), (192, "3m12s")),
-        *((3599.6, "1h00m"), (3840, "1h04m"), (-2.5, "\N{MINUS SIGN}2.50 s"), (200_000, "2d07h")),
-    ],
-)
-def test_time_spans(value: float | None, shown: str) -> None:
-    """A time span has three significant digits and a unit."""
-    assert duration(value) == shown
-
-
-def test_durations_in_whole_seconds() -> None:
-    """Tables of pauses and jobs show whole seconds."""
+def test_time_spans() -> None:
+    """A time span has three significant digits and a unit; tables of pauses and jobs show whole seconds."""
+    assert [duration(value) for value in (None, 0, 0.0123, 3.214, 59.96, 192, 3599.6, 3840, -2.5, 200_000)] == [
+        *("?", "0 s", "12.3 ms", "3.21 s", "1m00s", "3m12s", "1h00m", "1h04m", "\N{MINUS SIGN}2.50 s", "2d07h"),
+    ]  # fmt: skip
     shown = [duration(value, whole=True) for value in (0.0, 0.4, 3.7, 59.6, 75.2, 3900.0, None)]
     assert shown == ["0 s", "0 s", "4 s", "1m00s", "1m15s", "1h05m", "?"]
 
@@ -402,51 +378,45 @@ def test_contrast(colours: dict[str, str]) -> None:
     text += [("ink", "plot"), ("quiet", "plot"), *(("on-series", name) for name in series)]
     assert {pair: c for pair in text if (c := contrast(colours[pair[0]], colours[pair[1]])) < 4.5} == {}
     drawn = ["phase", "pause", "quiet", "ink", *series]
-    under = {name: colours[name] for name in ("paper", "plot")} | {
-        "band": mixed(colours["pause"], colours["plot"], 0.13)
-    }
+    under = {"paper": colours["paper"], "plot": colours["plot"]}
+    under["band"] = mixed(colours["pause"], colours["plot"], 0.13)
     low = {(a, b): c for a in drawn for b, colour in under.items() if (c := contrast(colours[a], colour)) < 3}
     assert low == {}
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
-    """A state folder with two recorded runs."""
-    os.environ["XDG_STATE_HOME"], before = str(tmp_path / "state"), os.environ.get("XDG_STATE_HOME")
-    try:
-        for number, document in enumerate((run_documents.failed_run(), run_documents.quick_run())):
-            made = RunFolder(document["id"])
-            made.write(read_document(document))
-            os.utime(made.path / "run.json", (number, number))
-    finally:
-        os.environ.pop("XDG_STATE_HOME")
-        if before is not None:
-            os.environ["XDG_STATE_HOME"] = before
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state folder of this test, with two recorded runs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for number, document in enumerate((run_documents.failed_run(), run_documents.quick_run())):
+        made = RunFolder(document["id"])
+        made.write(read_document(document))
+        os.utime(made.path / "run.json", (number, number))
     return tmp_path / "state"
 
 
-def raydebug(state: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return runs.raydebug("report", *arguments, env={**os.environ, "XDG_STATE_HOME": str(state), **variables})
+def report(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return runs.raydebug("report", *arguments, env={**os.environ, **variables})
 
 
 def test_report_of_a_run(state: Path) -> None:
     """`report RUN` writes one file for its owner only into the run's folder, and prints where; it may be run again."""
     for _ in range(2):
-        done = raydebug(state, "raydebug-0629")
+        done = report("raydebug-0629")
         assert done.returncode == 0, done.stderr
     path = Path(done.stdout.rstrip("\n"))
     assert path == state / "raydebug" / "runs" / "raydebug-062956-f43ea0" / "report.html"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert sorted(one.name for one in path.parent.iterdir()) == ["report.html", "run.json"]
     assert "Run failed after 5m24s" in path.read_text(encoding="utf-8")
-    assert json.loads(raydebug(state, "--json").stdout)["id"] == "raydebug-071204-0b17d4"  # is the last one still
+    assert json.loads(report("--json").stdout)["id"] == "raydebug-071204-0b17d4"  # is the last one still
 
 
 def test_report_elsewhere(state: Path, tmp_path: Path) -> None:
     """`--output` writes elsewhere, with a link that leads from there to the log."""
     place = tmp_path / "odd: place"
     place.mkdir()
-    done = raydebug(state, "raydebug-0629", "--output", str(place / "a.html"))
+    done = report("raydebug-0629", "--output", str(place / "a.html"))
     assert done.stdout == f"{place / 'a.html'}\n"
     links = [a["href"] for t, a in Parsed((place / "a.html").read_text(encoding="utf-8")).elements if t == "a"]
     assert set(links) == {"../state/raydebug/runs/raydebug-062956-f43ea0/job.log"}
@@ -456,12 +426,11 @@ def test_report_into_what_is_there(state: Path, tmp_path: Path) -> None:
     """The target of a link is replaced, not the link; a device or a pipe is written to."""
     (tmp_path / "page.html").write_text("older")
     (tmp_path / "link").symlink_to(tmp_path / "page.html")
-    done = raydebug(state, "--output", str(tmp_path / "link"))
+    done = report("--output", str(tmp_path / "link"))
     assert (tmp_path / "link").is_symlink()
     assert "Run succeeded" in (tmp_path / "page.html").read_text(encoding="utf-8")
     argv = [sys.executable, "-m", "raydebug", "report", "--output", "/dev/stdout"]
-    environment = {**os.environ, "XDG_STATE_HOME": str(state)}
-    done = subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=60)  # its stdout is a pipe
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)  # its stdout is a pipe
     assert done.stdout.startswith("<!doctype html>")
     assert done.stdout.endswith("</html>\n/dev/stdout\n")
 
@@ -470,40 +439,28 @@ class DriversFile:
     """A dashboard whose head has the file of a profile's changes that the driver of the job wrote."""
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Return the head."""
         return [{"node_id": "h", "is_head_node": True}]
 
     def log_names(self, node_id: str) -> list[str]:
-        """Return the name of the file."""
         return ["raydebug-profile-recorded.json"]
 
     def log_text(self, node_id: str, name: str) -> str:
-        """Return one change."""
         return '[{"key": "trainer.total_training_steps", "old": "null", "new": "2", "why": "two are enough"}]'
 
 
-def test_report_of_what_was_recorded(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_of_what_was_recorded(state: Path, tmp_path: Path) -> None:
     """What the recorder writes of a run is what the page shows: phases, steps, pauses, changes, memory."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(state))
     cluster = Cluster("c", "", "compose", tmp_path, tmp_path, "", {}, 1, 0, "breakpoint", "core", 0.0)
     about = {"submission_id": "recorded", "start_time": (time.time() - 60) * 1000}
     about["runtime_env"] = {"env_vars": {PROFILE: "debug", "HF_TOKEN": "hunter2"}}
     made = Recorder(cluster, about, ["python", "-m", "verl.trainer.main_ppo"])
-    pause = {
-        "id": "3",
-        "kind": "breakpoint",
-        "file": "/x/train.py",
-        "line": 7,
-        "function": "f",
-        "pid": 9,
-        "since_s": 20.0,
-    }
-    made.take_pauses([pause])
+    place = {"file": "/x/train.py", "line": 7, "function": "f", "pid": 9}
+    made.take_pauses([{"id": "3", "kind": "breakpoint", "since_s": 20.0, **place}])
     made.read_changes(cast("Dashboard", DriversFile()))
     made.take_log("... Connected to Ray cluster.\n")
     made.take_log("step:1 - actor/pg_loss:nan - timing_s/step:4.5\n")
     made.end("FAILED", 1, {"kind": "ValueError", "text": "x", "who": "driver", "place": ""})
-    done = raydebug(state, "recorded")
+    done = report("recorded")
     text = Parsed(Path(done.stdout.rstrip("\n")).read_text(encoding="utf-8")).text
     for said in ("Run failed after 1m00s, exit code 1", "ValueError: x", "driver: imports, Ray", "/x/train.py:7 f",
                  "paused at breakpoints \N{MULTIPLICATION SIGN}1", "trainer.total_training_stepsnull", "NaN at step 1",
@@ -514,27 +471,27 @@ def test_report_of_what_was_recorded(state: Path, tmp_path: Path, monkeypatch: p
 
 def test_report_of_two_runs(state: Path) -> None:
     """`report A B` prints a table, and as JSON both records with their differences."""
-    lines = [line.split() for line in raydebug(state, "raydebug-0629", "last").stdout.splitlines()]
+    lines = [line.split() for line in report("raydebug-0629", "last").stdout.splitlines()]
     assert ["raydebug-062956-f43ea0", "raydebug-071204-0b17d4", "change"] in lines
     assert ["status", "failed", "succeeded"] in lines
-    document = json.loads(raydebug(state, "raydebug-0629", "last", "--json").stdout)
+    document = json.loads(report("raydebug-0629", "last", "--json").stdout)
     assert [run["id"] for run in document["runs"]] == ["raydebug-062956-f43ea0", "raydebug-071204-0b17d4"]
     assert document["differences"][0]["key"] == "actor_rollout_ref.rollout.gpu_memory_utilization"
 
 
 def test_report_list_and_json(state: Path, tmp_path: Path) -> None:
     """`--list` names the runs, `--json` prints the last one's document; without any run both print that."""
-    lines = raydebug(state, "--list").stdout.splitlines()
-    assert any(
-        re.match(r"\s*raydebug-071204-0b17d4\s+succeeded\s+2026-09-21 14:53:20 UTC\s+2m48s", line) for line in lines
+    lines = report("--list").stdout.splitlines()
+    row = re.compile(r"\s*raydebug-071204-0b17d4\s+succeeded\s+2026-09-21 14:53:20 UTC\s+2m48s")
+    assert any(map(row.match, lines))
+    listed = json.loads(report("--list", "--json").stdout)["runs"]
+    assert [run["status"] for run in listed] == ["failed", "succeeded"]
+    assert json.loads(report("--json").stdout)["id"] == "raydebug-071204-0b17d4"
+    assert (
+        report("--list", XDG_STATE_HOME=str(tmp_path)).stderr
+        == "no run is recorded: `raydebug run -- COMMAND` records one\n"
     )
-    assert [run["status"] for run in json.loads(raydebug(state, "--list", "--json").stdout)["runs"]] == [
-        "failed",
-        "succeeded",
-    ]
-    assert json.loads(raydebug(state, "--json").stdout)["id"] == "raydebug-071204-0b17d4"
-    assert raydebug(tmp_path / "none", "--list").stderr == "no run is recorded: `raydebug run -- COMMAND` records one\n"
-    none = raydebug(tmp_path / "none")
+    none = report(XDG_STATE_HOME=str(tmp_path))
     assert (none.returncode, none.stderr.splitlines()[0]) == (2, "error: no run is recorded")
 
 
@@ -543,9 +500,9 @@ def test_report_opens_the_browser(state: Path, tmp_path: Path) -> None:
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {tmp_path}/opened\n')
     browser.chmod(0o755)
-    done = raydebug(state, "--open", BROWSER=f"{browser} %s")
+    done = report("--open", BROWSER=f"{browser} %s")
     assert (tmp_path / "opened").read_text() == Path(done.stdout.rstrip("\n")).as_uri()
-    done = raydebug(state, "--open", BROWSER="/nowhere/browser %s", PATH="/nowhere", DISPLAY="")
+    done = report("--open", BROWSER="/nowhere/browser %s", PATH="/nowhere", DISPLAY="")
     assert done.returncode == 0
     assert done.stderr.endswith("\nno browser could be opened here; the file can be copied to where there is one\n")
 
@@ -556,18 +513,14 @@ def test_report_opens_the_browser(state: Path, tmp_path: Path) -> None:
         (["a", "b", "c"], "3 runs cannot be compared", "a report is of one run, or of two"),
         (["a", "b", "--open"], "--output and --open are for the page of one run", "a report is of one run, or of two"),
         (["last", "--output", "{}"], "the report cannot be written", "{}: it is a folder"),
-        (
-            ["last", "--output", "{}/no/x.html"],
-            "the report cannot be written",
-            "{}/no/x.html: No such file or directory",
-        ),
+        (["last", "--output", "{}/no/x"], "the report cannot be written", "{}/no/x: No such file or directory"),
         (["last", "--output", "/dev/full"], "the report cannot be written", "/dev/full: No space left on device"),
         (["nosuch"], "there is no run 'nosuch'", None),
     ],
 )
 def test_report_refusals(state: Path, tmp_path: Path, arguments: list[str], what: str, cause: str | None) -> None:
     """A run that cannot be reported is an error of three lines with exit code 2, and no file is left."""
-    done = raydebug(state, *(argument.format(tmp_path) for argument in arguments))
+    done = report(*(argument.format(tmp_path) for argument in arguments))
     lines = done.stderr.splitlines()[-3:]
     assert (done.returncode, done.stdout, lines[0]) == (2, "", f"error: {what}")
     assert cause is None or lines[1] == f"cause: {cause.format(tmp_path)}"
