@@ -25,6 +25,7 @@ from raydebug.dap import DapSession, RequestFailed
 from raydebug.editors import adapter as editors_adapter
 from raydebug.editors.vscode import configuration_for_snapshot
 from raydebug.errors import RaydebugError
+from raydebug.protocol.snapshot import FORMAT
 from raydebug.report.crash import crash_page
 from raydebug.runs.folder import DOCUMENT
 from raydebug.snapshot.values import REFUSED
@@ -60,6 +61,15 @@ def raydebug(*arguments: object, stdin: str = "", **variables: str) -> subproces
     return subprocess.run(
         argv, input=stdin, capture_output=True, text=True, env={**os.environ, "COLUMNS": "60", **variables}, timeout=60
     )
+
+
+def poisoned(value: Any, mark: str) -> Any:
+    """Return a document in which every text ends with this."""
+    if isinstance(value, dict):
+        return {key: poisoned(item, mark) for key, item in value.items()}
+    if isinstance(value, list):
+        return [poisoned(item, mark) for item in value]
+    return value + mark if isinstance(value, str) else value
 
 
 OPENING = """\
@@ -191,34 +201,12 @@ def test_a_script_that_works(file: Path) -> None:
 
 def test_nothing_of_a_job_reaches_the_terminal(file: Path) -> None:
     """Every command escapes control and bidi characters in names, values, texts and files."""
-    document = crashed_reward(
-        exception="\x1b[2J", message="\x07", file="\x1b[1m/x.py", function="\u202ef", actor="\x9b2J"
-    )
-    for frame in document["frames"]:
-        frame |= {
-            "file": "/\x1b[2Jx.py",
-            "function": "\x07f",
-            "source": ["\x1b]0;owned\x07 = 1"] * 20,
-            "source_from": 1,
-            "line": 3,
-        }
-    for exception in document["exceptions"]:
-        exception |= {"type": "\x1b[31mE", "text": "\x1b[31m\u202e"}
-    for value in document["values"]:
-        value["type"] = "\x1b]0;owned\x07" + value["type"]
-        if "tensor" in value:
-            value["tensor"] |= {
-                "dtype": "\x1b[1m",
-                "device": "\x1b[1m",
-                "storage": "\x1b[1m",
-                "unread": "\x1b[1m",
-                "first": ["\x1b[1m"],
-            }
-    document["thread"] = "\x1b[1m"
+    document = poisoned(crashed_reward(), "\x1b]0;owned\x07\x9b2J\u202e")
+    document["format"] = FORMAT
     write(file.parent, document, "evil")
     looks = ("w", "w all", "l", "ll", "a", "locals", "p batch", "pp batch", "tensor weights", "tensors", "exceptions")
     commands = ";;".join([*looks, "u", "locals", "pp cycle"])
-    done = raydebug("open", file.parent.parent, "--pick", "evil", stdin=commands)
+    done = raydebug("open", file.parent.parent, "--pick", "2", stdin=commands)
     assert done.returncode == 0, done.stderr
     listed = raydebug("open", f"{file.parent}/", "--list")
     shown = done.stdout + done.stderr + listed.stdout + listed.stderr
@@ -354,14 +342,7 @@ def test_text_of_a_job_stays_text_on_the_page() -> None:
     """Markup in names, values, sources and texts of exceptions is shown as text."""
     mark = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
 
-    def poison(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: poison(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [poison(one) for one in value]
-        return value + mark if isinstance(value, str) else value
-
-    document = poison(crashed_reward())
+    document = poisoned(crashed_reward(), mark)
     document["frames"][0]["locals"][mark] = 0
     document["versions"][mark] = mark
     page = crash_page(document)
@@ -573,18 +554,8 @@ def test_what_a_worker_writes(tmp_path: Path) -> None:
     done = raydebug("open", path, *(word for look in looks for word in ("-x", look)))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        "'gsm8k'",
-        "(1, 2)",
-        "2",
-        "0.5",
-        "1",
-        "5000",
-        "1000",
-        "b'ab'",
-        "(a number of 5001 bits)",
-        "<redacted>",
-        r"'\x1b]0;owned\x07'",
-        "(1,)",
+        "'gsm8k'", "(1, 2)", "2", "0.5", "1", "5000", "1000", "b'ab'", "(a number of 5001 bits)", "<redacted>",
+        r"'\x1b]0;owned\x07'", "(1,)",
         "<__main__.Batch ids=[1, 2, ...], loss=0.5>",
         "  .ids = [1, 2, <__main__.Batch ids=..., loss=0.5>]",
         "  .loss = 0.5",
@@ -594,7 +565,7 @@ def test_what_a_worker_writes(tmp_path: Path) -> None:
         "3  in the group: TypeError: second",
         f"> {program}:28 fail",
         '->     raise ExceptionGroup("two", [ValueError("first"), TypeError("second")])',
-    ]
+    ]  # fmt: skip
     opened = raydebug("open", path).stdout
     assert opened.startswith("crash in look_up\n  KeyError: gsm8k\n  caused by ExceptionGroup: two\n")
 

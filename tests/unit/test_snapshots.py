@@ -240,18 +240,6 @@ def test_a_value_that_is_reached_again(monkeypatch):
     assert shown(values, found["plain"]) == shown(values, found["config"]) == {"optim": {"lr": "1e-06"}}
 
 
-def test_a_deep_recursion():
-    """Both ends of a stack of 1,000 frames are kept, and the writer does not recurse itself."""
-
-    def recurse(depth: int) -> int:
-        return recurse(depth + 1)
-
-    document = saved(crash(recurse, 0))
-    assert document["exceptions"][0]["type"] == "RecursionError"
-    assert len(document["frames"]) == snapshot.MAX_INNER + snapshot.MAX_OUTER
-    assert document["frames"][-1]["function"] == "crash"
-
-
 MEMORY = """
 import resource, sys
 from raydebug.worker import snapshot
@@ -443,8 +431,8 @@ def test_why_a_snapshot_was_not_sent(monkeypatch):
     assert reasons == ["ConnectionResetError"]
 
 
-def test_deep_recursion_says_how_many_frames_are_left_out():
-    """A snapshot of a deep recursion says how many frames in its middle are not saved."""
+def test_a_deep_recursion():
+    """Both ends of a deep stack are kept, with how many frames are left out; the writer does not recurse itself."""
 
     def recurse(depth):
         return recurse(depth - 1) if depth else 1 / 0
@@ -454,6 +442,10 @@ def test_deep_recursion_says_how_many_frames_are_left_out():
     (line,) = exception_lines(document)
     assert line == "ZeroDivisionError (142 frames in the middle are not saved): division by zero"
     assert "left_out" not in saved(crash(recurse, 20))["exceptions"][0]
+    endless = saved(crash(recurse, -1))
+    assert endless["exceptions"][0]["type"] == "RecursionError"
+    assert len(endless["frames"]) == snapshot.MAX_INNER + snapshot.MAX_OUTER
+    assert endless["frames"][-1]["function"] == "crash"
 
 
 @pytest.mark.parametrize("fault", ["import", "ray"])

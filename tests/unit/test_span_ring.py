@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from gateway_under_test import GatewayUnderTest, open_gateway
+from gateway_under_test import GatewayUnderTest
 from raydebug.gateway.channel import wall_ahead_ns
 from raydebug.jobs import span_log
 from raydebug.jobs.span_log import SpanLog
@@ -277,27 +277,6 @@ def test_requests() -> None:
     assert all(one["began_ns"] <= one["first_ns"] <= one["ended_ns"] for one in found)
 
 
-def test_no_spans(tmp_path: Path) -> None:
-    """With RAYDEBUG_SPANS=0, and outside of a job, nothing is kept."""
-    folder = tmp_path / "verl" / "utils"
-    folder.mkdir(parents=True)
-    for path in (folder, folder.parent):
-        (path / "__init__.py").touch()
-    (folder / "tracking.py").write_text("class RLInsightLogger:\n @classmethod\n def trace_state(cls, n): pass\n")
-    program = (
-        "import sys; from raydebug.worker import import_hooks; import_hooks.install(); import verl.utils.tracking\n"
-        "print('raydebug.worker.span_ring' in sys.modules)"
-    )
-
-    def run(**variables: str) -> str:
-        path = f"{Path(__file__).resolve().parents[2] / 'src'}:{tmp_path}"
-        done = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": path, **variables},
-                              capture_output=True, text=True, check=True)  # fmt: skip
-        return done.stdout.strip()
-
-    assert [run(RAYDEBUG_JOB="j"), run(RAYDEBUG_JOB="j", RAYDEBUG_SPANS="0"), run()] == ["True", "False", "False"]
-
-
 def test_the_option_of_run() -> None:
     """`run --no-spans` reaches the processes of the job, and otherwise no variable does."""
     job = Job(["python"], "/")
@@ -342,14 +321,6 @@ class Made:
 
     def end(self) -> None:
         self.process.communicate(timeout=60)
-
-
-@pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[GatewayUnderTest]:
-    folder = tmp_path / "gateway"
-    folder.mkdir()
-    with open_gateway(folder) as opened:
-        yield opened
 
 
 def recorder(gateway: GatewayUnderTest, folder: Path) -> SpanLog:

@@ -143,23 +143,29 @@ def test_a_recorder_that_fails_in_two_threads() -> None:
     assert (ended, spans.recorders) == ([True, True], [])
 
 
-def test_hook_in_a_job(tmp_path: Path) -> None:
-    """verl's module is watched in a process of a job when it is imported, and not elsewhere."""
+@pytest.mark.parametrize(
+    ("variables", "hooked"),
+    [
+        ({"RAYDEBUG_JOB": "j"}, "True True True"),
+        ({"RAYDEBUG_JOB": "j", "RAYDEBUG_SPANS": "0"}, "True True False"),
+        ({}, "False False False"),
+    ],
+)
+def test_hook_in_a_job(tmp_path: Path, variables: dict[str, str], hooked: str) -> None:
+    """verl's modules are watched in a process of a job as they are imported; spans are kept unless they are off."""
     folder = tmp_path / "verl" / "utils" / "profiler"
     folder.mkdir(parents=True)
     for path in (folder, folder.parent, folder.parent.parent):
         (path / "__init__.py").touch()
-    (folder / "performance.py").write_text("from contextlib import contextmanager\n" + GENERATOR)
+    for file, text in ((folder / "performance.py", GENERATOR), (folder.parent / "tracking.py", STATE)):
+        file.write_text("from contextlib import contextmanager\n" + text)
     program = (
         "import sys; from raydebug.worker import import_hooks; import_hooks.install()\n"
-        "from verl.utils.profiler import performance\n"
-        "print(hasattr(performance._timer, '_raydebug'), 'raydebug.worker.spans' in sys.modules)"
+        "from verl.utils import tracking; from verl.utils.profiler import performance\n"
+        "print(hasattr(performance._timer, '_raydebug'),"
+        " *(f'raydebug.worker.{name}' in sys.modules for name in ('spans', 'span_ring')))"
     )
-
-    def run(**variables: str) -> str:
-        path = f"{Path(__file__).resolve().parents[2] / 'src'}:{tmp_path}"
-        done = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": path, **variables},
-                              capture_output=True, text=True, check=True)  # fmt: skip
-        return done.stdout.strip()
-
-    assert (run(RAYDEBUG_JOB="j"), run()) == ("True True", "False False")
+    path = f"{Path(__file__).resolve().parents[2] / 'src'}:{tmp_path}"
+    done = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": path, **variables},
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    assert done.stdout.strip() == hooked

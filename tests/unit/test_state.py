@@ -182,7 +182,7 @@ HOLDER = "import sys; from raydebug.cluster.locks import Use\nwith Use('mine'): 
 
 
 def test_use_of_a_cluster():
-    """Only the last user of a cluster may end it; one that is killed uses it no longer; others wait meanwhile."""
+    """Only the last user of a cluster may end it; one that is killed uses it no longer; others wait, and say so."""
     holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout is not None
     holder.stdout.readline()
@@ -191,8 +191,11 @@ def test_use_of_a_cluster():
         holder.kill()
         holder.communicate()
         assert use.is_last()
-        waiting = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        waiting = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
         assert waiting.stdout is not None
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline() == b"cluster 'mine' is being ended: waiting for it\n"
         assert select.select([waiting.stdout], [], [], 0.5)[0] == []
     assert waiting.communicate(timeout=30)[0] == b"\n"
 
@@ -249,14 +252,3 @@ def test_logs_of_a_failed_start_outlive_it():
     assert (kept / "ray" / "dashboard.log").read_text().endswith("xthe end")
     assert (kept / "ray" / "dashboard.log").stat().st_size == state.KEPT_LOG_BYTES
     assert kept.stat().st_mode & 0o777 == 0o700
-
-
-def test_waiting_for_a_cluster_that_ends():
-    """Whoever waits while a cluster is ended, or started by another, is told so."""
-    with locks.Use("mine") as ending:
-        assert ending.is_last()
-        waiting = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-        assert waiting.stderr is not None
-        assert waiting.stderr.readline() == b"cluster 'mine' is being ended: waiting for it\n"
-    waiting.communicate(b"")
-    assert waiting.returncode == 0

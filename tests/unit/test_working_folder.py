@@ -18,13 +18,7 @@ from raydebug.cluster import working_folder
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.head_requests import submit_request
 from raydebug.cluster.joined_job import run_here
-from raydebug.cluster.known_folders import (
-    copies_on,
-    note_copy,
-    note_shared,
-    read_known,
-    with_local_names,
-)
+from raydebug.cluster.known_folders import copies_on, note_copy, note_shared, read_known, with_local_names
 from raydebug.cluster.runner import NodeRunner
 from raydebug.cluster.state import Cluster, Remote
 from raydebug.cluster.working_folder import folder_on_nodes, list_files, pack
@@ -90,6 +84,8 @@ def test_files_of_a_checkout(tmp_path):
     git(project, "add", "train.py", "gone.py")
     git(project, "submodule", "add", "-q", str(library), "library")
     git(project, "commit", "-qm", "1")
+    git(tmp_path, "clone", "-q", str(project), "clone")
+    assert names(tmp_path / "clone") == [".gitmodules", "gone.py", "train.py"], "a submodule that is not there"
     write(project / "other", "o.py")
     git(project / "other", "init", "-q")
     (project / "gone.py").unlink()
@@ -160,20 +156,6 @@ def test_the_home_folder_is_not_copied(tmp_path, monkeypatch):
             list_files(folder)
         assert raised.value.code == "run.folder-is-home"
     assert names(tmp_path / "home/me/project") == ["train.py"]
-
-
-def test_a_submodule_that_is_not_there(tmp_path):
-    """It has no files."""
-    library, project, clone = tmp_path / "library", tmp_path / "project", tmp_path / "clone"
-    for folder in (library, project):
-        write(folder, "a.py")
-        git(folder, "init", "-q")
-        git(folder, "add", ".")
-        git(folder, "commit", "-qm", "1")
-    git(project, "submodule", "add", "-q", str(library), "library")
-    git(project, "commit", "-qm", "2")
-    git(tmp_path, "clone", "-q", str(project), str(clone))
-    assert names(clone) == [".gitmodules", "a.py"]
 
 
 def test_a_copy_is_named_by_its_content(tmp_path):
