@@ -21,7 +21,6 @@ from raydebug.check.probes.__main__ import run_apart
 from raydebug.check.stages import FAILED, PASSED, SKIPPED, Fixed, Outcome, apply_fixes, choose_stages, run_stages
 from raydebug.check.target import Target, find_target
 from raydebug.cluster.runner import LocalRunner
-from raydebug.findings import Finding
 
 # All that a CPU and sixteen rows need, said by the command itself.
 OVERRIDES = {
@@ -115,12 +114,6 @@ class Setup:
         """Check it."""
         return run_stages(self.target(), choose_stages(stages), cache=cache)
 
-    def climb_mended(self, found: list[Finding], *stages: str, cache: Cache | None = None) -> list[Outcome]:
-        """Check it with the findings' own fixes applied."""
-        fixed = apply_fixes(Fixed(self.target()), found)
-        assert fixed.changes, "the finding has no fix that can be applied"
-        return run_stages(fixed.target, choose_stages(stages), cache=cache)
-
     def close(self) -> None:
         """Free the ports that it holds."""
         for one in self.sockets:
@@ -161,7 +154,9 @@ def prove(setup: Setup, broken: Broken, stages: Sequence[str], cache: Cache | No
     assert re.search(broken.says, f"{first.what}\n{first.why}", re.DOTALL), first
     assert re.search(broken.fix, first.fix), first
     if broken.mend_it is None:
-        after = setup.climb_mended(last.findings, *stages, cache=cache)
+        fixed = apply_fixes(Fixed(setup.target()), last.findings)
+        assert fixed.changes, "the finding has no fix that can be applied"
+        after = run_stages(fixed.target, choose_stages(stages), cache=cache)
     else:
         broken.mend_it(setup)
         after = setup.run_stages(*stages, cache=cache)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -151,6 +152,26 @@ class GatewayUnderTest:
         await session.request("attach", {"token": self.token, "target": target, **arguments})
         await session.request("configurationDone")
         return session, (await session.next_event("stopped", timeout_s=20))["body"]
+
+    @contextlib.contextmanager
+    def held(self, pause_id: str) -> Iterator[None]:
+        """Hold a pause as another client, in the block."""
+        held, done = threading.Event(), threading.Event()
+
+        async def hold() -> None:
+            session, _ = await self.attach(pause_id)
+            held.set()
+            await asyncio.to_thread(done.wait, 60)
+            await session.close()
+
+        holder = threading.Thread(target=asyncio.run, args=(hold(),))
+        holder.start()
+        try:
+            assert held.wait(60)
+            yield
+        finally:
+            done.set()
+            holder.join()
 
 
 @contextlib.contextmanager

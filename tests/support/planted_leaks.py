@@ -167,17 +167,14 @@ def watch(gateway: GatewayUnderTest, leak: Leak) -> list[Growth]:
         program.communicate()
 
 
-def source_of(line: str) -> str:
-    """Return the text of FILE:LINE FUNCTION."""
-    file, _, rest = line.partition(":")
-    return Path(file).read_text().splitlines()[int(rest.split()[0]) - 1] if rest else ""
-
-
 def is_named(leak: Leak, grown: list[Growth]) -> bool:
     """Return whether the holder of a leak is named, and of child processes the line that forks them."""
     if not grown or leak.holder not in grown[0].holder:
         return False
-    return leak.name != "fork" or "os.fork(" in source_of(grown[0].holder.removeprefix("forked at "))
+    if leak.name != "fork":
+        return True
+    file, _, place = grown[0].holder.removeprefix("forked at ").partition(":")
+    return bool(place) and "os.fork(" in Path(file).read_text().splitlines()[int(place.split()[0]) - 1]
 
 
 def table(names: list[str], healthy: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Stage `env`: the rules over facts, the facts themselves, and the findings for a bare environment."""
+"""Stages `env` and `cluster`: the rules over facts, the facts themselves, and findings for a bare environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import runs
-from raydebug.check import env, env_machine
+from raydebug.check import cluster, env, env_machine
 from raydebug.check.probes import env as inside
 from raydebug.findings import Finding
 
@@ -363,3 +363,19 @@ def test_bad_input(arguments: tuple[str, ...], says: str, tmp_path: Path) -> Non
     error, cause, fix = done.stderr.strip().splitlines()[-3:]
     assert error.startswith(f"error: {says}")
     assert (cause[:7], fix[:5]) == ("cause: ", "fix: ")
+
+
+# Stage `cluster`
+
+
+def judged(*nodes: dict[str, Any]) -> list[str]:
+    facts = {"nodes": list(nodes), "unreachable": [], "sum": {"skipped": "no node has a GPU"}}
+    return [finding.what for finding in cluster.judge(facts) if finding.severity == "error"]
+
+
+def test_node_that_was_started_again() -> None:
+    """Ray keeps the entry of a dead node; it is no fault where a node of the same address is alive."""
+    dead = {"ip": "10.0.0.2", "alive": False, "why": "killed"}
+    again = {"ip": "10.0.0.2", "alive": True, "silent": "no task ran"}
+    assert judged(dead) == ["node 10.0.0.2 is dead"]
+    assert judged(dead, again) == ["node 10.0.0.2 runs no task"]

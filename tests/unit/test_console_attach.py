@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable
 
 import pytest
 
 from gateway_under_test import GatewayUnderTest
-from paused_programs import LIMIT_S, STEPS, PausedProgram, Run
+from paused_programs import STEPS, PausedProgram, Run
 from raydebug.console.attach import attach_pause
 from raydebug.console.session import GatewayAddress
 from raydebug.errors import Exit, RaydebugError
@@ -48,25 +47,11 @@ def test_unknown_and_ended_pauses(serve: Serve, run: Run) -> None:
 def test_busy_pause(serve: Serve, run: Run, shared_gateway: GatewayUnderTest) -> None:
     """A pause that another client holds is exit code 3 and names that client; `steal` takes it over."""
     program = serve(GOES_ON)
-    held, done = threading.Event(), threading.Event()
-
-    async def hold() -> None:
-        session, _ = await shared_gateway.attach(program.id)
-        held.set()
-        await asyncio.to_thread(done.wait, LIMIT_S)
-        await session.close()
-
-    holder = threading.Thread(target=asyncio.run, args=(hold(),))
-    holder.start()
-    try:
-        assert held.wait(LIMIT_S)
+    with shared_gateway.held(program.id):
         failure = refusal(run, program)
         assert (failure.exit_code, "--steal" in failure.fix) == (Exit.TAKEN, True)
         assert failure.cause == f"a test has held pause {program.id} for 0 s"
         assert run(program, "p 1", steal=True) == (0, "1\n", "")
-    finally:
-        done.set()
-        holder.join()
 
 
 def test_next_waits_no_longer_than_its_limit(serve: Serve, run: Run) -> None:
@@ -131,3 +116,33 @@ def test_selections_on_the_command_line() -> None:
     assert both.value.exit_code == Exit.USAGE
     with pytest.raises(RaydebugError, match="--ranks x names no ranks"):
         _selection(None, "x", None, steal=False)
+
+
+# Code that a client leaves behind
+
+PAUSES = 'prompt = "ok"\nbreakpoint()\n'
+IGNORES = """import time
+end = time.monotonic() + 1
+while time.monotonic() < end:
+    try:
+        time.sleep(0.05)
+    except KeyboardInterrupt:
+        pass
+"""
+
+
+async def test_code_that_has_not_begun(serve: Serve, shared_gateway: GatewayUnderTest) -> None:
+    """A client that leaves interrupts its code also where the process begins it only later, behind other code."""
+    program = serve(PAUSES)
+    address = GatewayAddress(shared_gateway.gateway_host, shared_gateway.gateway_port, shared_gateway.token)
+    session = await address.open(program.id, steal=False, on_output=lambda _: None)
+    codes = (f"exec({IGNORES!r})", "exec('while True: pass')")
+    running = [asyncio.ensure_future(session.evaluate(code)) for code in codes]
+    await asyncio.sleep(0.2)
+    for one in running:
+        one.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    await session.leave()
+    session = await address.open(program.id, steal=False, on_output=lambda _: None)
+    assert await asyncio.wait_for(session.evaluate("prompt"), 10) == "ok"
+    await session.leave()

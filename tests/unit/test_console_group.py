@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -109,24 +107,10 @@ class TestThreeRanks:
         self, three: list[PausedProgram], group: Group, shared_gateway: GatewayUnderTest
     ) -> None:
         """A pause that another client holds is left out and named; the others are attached."""
-        held, done = threading.Event(), threading.Event()
-
-        async def hold() -> None:
-            session, _ = await shared_gateway.attach(three[1].id)
-            held.set()
-            await asyncio.to_thread(done.wait, LIMIT_S)
-            await session.close()
-
-        holder = threading.Thread(target=asyncio.run, args=(hold(),))
-        holder.start()
-        try:
-            assert held.wait(LIMIT_S)
+        with shared_gateway.held(three[1].id):
             code, lines, err = group("@* p rank")
-            assert (code, lines) == (0, ["[rank 0] 0", "[rank 2] 2"])
-            assert err == (f"left out, another client holds them: pause {three[1].id} (--steal takes them over)\n")
-        finally:
-            done.set()
-            holder.join()
+        assert (code, lines) == (0, ["[rank 0] 0", "[rank 2] 2"])
+        assert err == f"left out, another client holds them: pause {three[1].id} (--steal takes them over)\n"
 
     def test_script_from_a_pipe_and_failures(self, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
         """Lines of a pipe are run as those of -x; a failure at one rank ends the script after all have responded."""

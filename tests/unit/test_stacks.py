@@ -174,9 +174,7 @@ silent = socket.create_server(("127.0.0.1", 0))
 def judge():
     urllib.request.urlopen(f"http://127.0.0.1:{silent.getsockname()[1]}/judge")
 """
-SERVES = (
-    SILENT
-    + """
+SERVES = f"""{SILENT}
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         judge()
@@ -185,20 +183,14 @@ threading.Thread(target=server.serve_forever, daemon=True).start()
 print("ready", server.server_address[1], flush=True)
 threading.Event().wait()
 """
-)
-POOL = (
-    SILENT
-    + """
+POOL = f"""{SILENT}
 from concurrent.futures import ThreadPoolExecutor
 with ThreadPoolExecutor(3) as pool:
     futures = [pool.submit(threading.Event().wait), pool.submit(judge)]
     ready()
     futures[1].result()
 """
-)
-ASYNC = (
-    SILENT
-    + """
+ASYNC = f"""{SILENT}
 import asyncio
 async def score():
     await asyncio.to_thread(judge)
@@ -207,7 +199,6 @@ async def main():
     await asyncio.gather(asyncio.create_task(score()), asyncio.sleep(600))
 asyncio.run(main())
 """
-)
 WRITER = """
 import os, multiprocessing, sys, threading
 reader, writer = multiprocessing.Pipe(duplex=False)
