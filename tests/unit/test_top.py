@@ -108,7 +108,7 @@ def test_picture_of_any_document() -> None:
 
 
 def test_change_in_the_last_minute() -> None:
-    """The change is that of the last 60 s of samples; of a shorter run, of all of them."""
+    """The change is that of the last 60 s of samples; of a shorter one, of all; of a long one, of the last two."""
     samples = [[float(at), 100.0 + at] for at in range(0, 200, 2)]
     memory = [{"process": "a", "node": "n", "samples": samples}, {"process": "b", "node": "n", "samples": samples[:5]}]
     shown = picture(running(memory=memory))["memory"]
@@ -117,13 +117,9 @@ def test_change_in_the_last_minute() -> None:
         ("b", 108.0, 8.0),
     ]
     assert shown[0]["values"] == [float(value) for value in range(260, 300, 2)]
-
-
-def test_change_of_a_long_run() -> None:
-    """Of a long run there is one sample in 64 s and more: the change from the last but one is that of a minute."""
-    samples = [[64.0 * at, 500.0 * at] for at in range(500)]
-    shown = picture(running(memory=[{"process": "a", "node": "n", "samples": samples}]))["memory"]
-    assert [one["last_minute_mib"] for one in shown] == [468.75]
+    sparse = [[64.0 * at, 500.0 * at] for at in range(500)]  # of a long run there is one sample in 64 s and more
+    shown = picture(running(memory=[{"process": "a", "node": "n", "samples": sparse}]))["memory"]
+    assert [memory["last_minute_mib"] for memory in shown] == [468.75]
 
 
 def test_sparkline() -> None:
@@ -162,12 +158,17 @@ def environment(folder: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
+def raydebug(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [*RAYDEBUG, *words]
+    return subprocess.run(argv, capture_output=True, text=True, env=environment(folder), timeout=60)
+
+
 def test_once_and_json(folder: Path) -> None:
     """In a pipe one picture is printed without colours, and as data with --json; what it took is printed."""
     with (folder / "job.log").open("a") as log:
         log.write("w" * 150 + "\n")
     began = os.times()
-    done = subprocess.run([*RAYDEBUG, "top"], capture_output=True, text=True, env=environment(folder), timeout=60)
+    done = raydebug(folder, "top")
     ended = os.times()
     cpu_s = ended.children_user + ended.children_system - began.children_user - began.children_system
     print(f"one picture: {cpu_s:.2f} s of CPU")
@@ -176,14 +177,15 @@ def test_once_and_json(folder: Path) -> None:
     assert "\x1b" not in done.stdout
     assert done.stdout.splitlines()[-1] == "w" * 150, "a pipe is as wide as for a table"
     for verb in ("top", "report"):
-        argv = [*RAYDEBUG, verb, "raydebug-1", "--json"]
-        done = subprocess.run(argv, capture_output=True, text=True, env=environment(folder), timeout=60)
-        assert json.loads(done.stdout, parse_constant=pytest.fail)["id"] == "raydebug-1"
+        assert (
+            json.loads(raydebug(folder, verb, "raydebug-1", "--json").stdout, parse_constant=pytest.fail)["id"]
+            == "raydebug-1"
+        )
 
 
 def test_run_that_is_unknown(folder: Path) -> None:
     """A run that is not there is an error with its three lines."""
-    done = subprocess.run([*RAYDEBUG, "top", "no"], capture_output=True, text=True, env=environment(folder), timeout=60)
+    done = raydebug(folder, "top", "no")
     assert done.returncode == 2
     assert done.stderr.startswith("error: there is no run 'no'\ncause: ")
 
@@ -302,8 +304,7 @@ def test_page_that_follows(folder: Path, how: str) -> None:
 @pytest.mark.parametrize("more", [["--list"], ["--json"], ["raydebug-1", "raydebug-1"]])
 def test_follow_is_for_one_page(folder: Path, more: list[str]) -> None:
     """--follow with --list, --json or two runs is refused."""
-    argv = [*RAYDEBUG, "report", "--follow", *more]
-    done = subprocess.run(argv, capture_output=True, text=True, env=environment(folder), timeout=60)
+    done = raydebug(folder, "report", "--follow", *more)
     assert done.returncode == 2
     assert "--follow is for the page of one run" in done.stdout + done.stderr
 
@@ -313,6 +314,5 @@ def test_follow_without_a_status(folder: Path) -> None:
     document = running(id="raydebug-1")
     del document["status"]
     write(folder, document)
-    argv = [*RAYDEBUG, "report", "--follow"]
-    done = subprocess.run(argv, capture_output=True, text=True, env=environment(folder), timeout=60)
+    done = raydebug(folder, "report", "--follow")
     assert done.returncode == 0, done.stderr
