@@ -167,28 +167,36 @@ def as_bash_runs(project: Path, arguments: list[str]) -> tuple[list[str], str]:
     return argv, folder
 
 
-def read(project: Path, arguments: list[str]) -> list[Training]:
+def read(project: Path, script: str, *arguments: str) -> list[Training]:
+    """Write a script, and return the trainings that it runs."""
+    (project / "scripts" / "run.sh").write_text(script)
     return find_trainings(["bash", "scripts/run.sh", *arguments], environ(project), project)
+
+
+def start(arguments: str) -> str:
+    """Return the line of a script that starts a training."""
+    return f"python3 -m verl.trainer.main_ppo {arguments}\n"
 
 
 @pytest.mark.parametrize(("script", "arguments"), COMMANDS)
 def test_the_words_are_those_that_bash_gives(script: str, arguments: list[str], project: Path) -> None:
     """What is read of a script is word for word what bash hands to the trainer, in the folder where bash runs it."""
-    (project / "scripts" / "run.sh").write_text(script)
+    (training,) = read(project, script, *arguments)
     argv, folder = as_bash_runs(project, arguments)
-    (training,) = read(project, arguments)
     assert training.argv == argv
     assert os.path.normpath(training.folder) == folder
 
 
 def test_exports_reach_the_training(project: Path) -> None:
     """What a script exports is in the training's environment, and PYTHONPATH leads to the fork that it names."""
-    (project / "scripts" / "run.sh").write_text(ARPO)
-    (training,) = read(project, [])
+    (training,) = read(project, ARPO)
     assert training.environ["PYTHONPATH"] == f"{project}/verl_fork:/lib/py"
     assert training.environ["HYDRA_FULL_ERROR"] == "1"
     assert "BATCH" not in training.environ
     assert training.notes == ["NOBODY_SET_IT is not set here"]
+
+
+KEYED = "N is an array with keys, which are not followed"
 
 
 @pytest.mark.parametrize(
@@ -204,18 +212,12 @@ def test_exports_reach_the_training(project: Path) -> None:
         ("N=1\n((M = N++))\n", "x=1", "line 2: what it sets N to was not calculated"),
         ("let N=2**3\n", "x=$N", "line 1: what it sets N to was not calculated"),
         ("for N in {1..3}; do\n", "x={1..3}", "a word with {...} is several words for bash, which are not followed"),
-        (
-            "IFS=,; M=1,2\nfor N in $M; do\n",
-            "x=1",
-            "IFS is not what it is at first: how a value is split is not followed",
-        ),
+        ("IFS=,; M=1,2\nfor N in $M; do\n", "x=1",
+         "IFS is not what it is at first: how a value is split is not followed"),
         ("N=$((2**70))\n", "x=$((2**70))", "$((2**70)) was not calculated"),
         ("read N\n", "x=$N", "line 1: N is read from input"),
-        (
-            "source env.sh\nN=1\n",
-            "x=1",
-            "line 1: what source env.sh sets is not known here: No such file or directory",
-        ),
+        ("source env.sh\nN=1\n", "x=1",
+         "line 1: what source env.sh sets is not known here: No such file or directory"),
         ("source <(cat env)\nN=1\n", "x=1", "line 1: what source sets is not known here"),
         ("source $1\nN=1\n", "x=1", "line 1: what source $1 sets is not known here"),
         ("export $(cat env)\nN=1\n", "x=1", "line 1: what export sets is not known here"),
@@ -228,23 +230,6 @@ def test_exports_reach_the_training(project: Path) -> None:
         ("N=1\nprintf -v N %02d 3\n", "x=$N", "line 2: N is set by printf, to what is not known here"),
         ("N=1\ngetopts n: N\n", "x=$N", "line 2: N is set by getopts, to what is not known here"),
         ("N=08\nN=$((10#$N + 1))\n", "x=$((10#$N + 1))", "$((10#$N + 1)) was not calculated"),
-    ],
-)
-def test_what_only_a_run_can_tell_is_said(script: str, word: str, note: str, project: Path) -> None:
-    """A word whose value only a run could tell stays as it is written, and a note gives the reason."""
-    end = "done\n" if script.endswith("do\n") else ""
-    (project / "scripts" / "run.sh").write_text(f"{script}python3 -m verl.trainer.main_ppo x=$N\n{end}")
-    (training,) = read(project, [])
-    assert training.argv[-1] == word
-    assert note in training.notes
-
-
-KEYED = "N is an array with keys, which are not followed"
-
-
-@pytest.mark.parametrize(
-    ("script", "word", "note"),
-    [
         ("declare -A N=([a]=1 [b]=2)\n", "${N[b]}", KEYED),
         ("declare -A N\nN[a]=1; N['b c']=2\n", "${N[b]}", KEYED),
         ("N=([3]=a [5]=b)\n", "${N[5]}", KEYED),
@@ -253,11 +238,14 @@ KEYED = "N is an array with keys, which are not followed"
         ("N=(a b)\n", "${!N[@]}", "${!N[@]} was not read"),
         ("N=(a b)\n", "${N[x?1:0]}", "${N[x?1:0]} was not read"),
     ],
-)
-def test_an_array_that_is_not_followed(script: str, word: str, note: str, project: Path) -> None:
-    """Keys and gaps are not followed: an element stays as it is written, with a note, and is no other element."""
-    (project / "scripts" / "run.sh").write_text(f"{script}python3 -m verl.trainer.main_ppo {word}\n")
-    (training,) = read(project, [])
+)  # fmt: skip
+def test_what_only_a_run_can_tell_is_said(script: str, word: str, note: str, project: Path) -> None:
+    """A word whose value only a run could tell stays as it is written, and a note gives the reason.
+
+    Keys and gaps of arrays are not followed: an element is no other element.
+    """
+    end = "done\n" if script.endswith("do\n") else ""
+    (training,) = read(project, script + start("x=$N" if word.startswith("x=") else word) + end)
     assert training.argv[-1] == word
     assert note in training.notes
 
@@ -300,8 +288,7 @@ def test_the_ways_to_start_a_training(command: list[str], project: Path) -> None
 )
 def test_scripts_without_a_training(script: str, project: Path) -> None:
     """A script that only mentions one, calls itself, or is no shell script, has no training."""
-    (project / "scripts" / "run.sh").write_text(script)
-    assert read(project, []) == []
+    assert read(project, script) == []
 
 
 SOURCED = {
@@ -355,9 +342,8 @@ def test_a_sourced_file_is_read_in_its_place(files: dict[str, str], script: str,
     for name, text in files.items():
         (project / "scripts" / name).parent.mkdir(exist_ok=True)
         (project / "scripts" / name).write_text(text)
-    (project / "scripts" / "run.sh").write_text(script)
+    (training,) = read(project, script, "p", "q")
     argv, folder = as_bash_runs(project, ["p", "q"])
-    (training,) = read(project, ["p", "q"])
     assert training.argv == [word.replace("=scripts/", f"={project}/scripts/") for word in argv]
     assert (os.path.normpath(training.folder), training.notes) == (folder, [])
     if "export M=a" in files.get("env.sh", ""):
@@ -368,12 +354,10 @@ def test_a_sourced_file_is_read_in_its_place(files: dict[str, str], script: str,
 def test_a_condition_of_a_sourced_file(project: Path) -> None:
     """It has the file's name in the note, and the same line of the script is another condition."""
     (project / "scripts" / "env.sh").write_text("if [ -f x ]; then E=fsdp; else E=megatron; fi\n")
-    (project / "scripts" / "run.sh").write_text(
-        "if [ -f y ]; then C=1; else C=2; fi\nsource scripts/env.sh\npython3 -m verl.trainer.main_ppo e=$E c=$C\n"
-    )
-    found = read(project, [])
-    assert [training.argv[3:] for training in found] == [["e=fsdp", "c=1"], ["e=fsdp", "c=2"], ["e=megatron", "c=1"]]
-    assert "only if the condition of line 1 of scripts/env.sh does not hold" in found[-1].notes
+    script = "if [ -f y ]; then C=1; else C=2; fi\nsource scripts/env.sh\n" + start("e=$E c=$C")
+    trainings = read(project, script)
+    assert [it.argv[3:] for it in trainings] == [["e=fsdp", "c=1"], ["e=fsdp", "c=2"], ["e=megatron", "c=1"]]
+    assert "only if the condition of line 1 of scripts/env.sh does not hold" in trainings[-1].notes
 
 
 @pytest.mark.timeout(20)
@@ -390,18 +374,9 @@ def test_a_condition_of_a_sourced_file(project: Path) -> None:
 def test_a_sourced_file_that_cannot_be_read(sourced: str, note: str, project: Path) -> None:
     """A circle without end, a broken file, one that is no text: a note, and the script is read on."""
     (project / "scripts" / "env.sh").write_text(sourced, errors="surrogateescape")
-    (project / "scripts" / "run.sh").write_text("source scripts/env.sh\npython3 -m verl.trainer.main_ppo a=1\n")
-    (training,) = read(project, [])
+    (training,) = read(project, "source scripts/env.sh\n" + start("a=1"))
     assert training.argv[-1] == "a=1"
-    assert any(one.endswith(note) for one in training.notes)
-
-
-def test_every_training_of_a_script_is_found(project: Path) -> None:
-    """A fine-tuning followed by a training are two, in their order."""
-    (project / "scripts" / "run.sh").write_text(
-        "torchrun -m verl.trainer.sft_trainer a=1 || exit 1\npython3 -m verl.trainer.main_ppo b=2\n"
-    )
-    assert [training.argv[-1] for training in read(project, [])] == ["a=1", "b=2"]
+    assert any(line.endswith(note) for line in training.notes)
 
 
 @pytest.mark.parametrize(
@@ -413,138 +388,94 @@ def test_every_training_of_a_script_is_found(project: Path) -> None:
         ("A=(\n 1 2\n", "3: an array is not closed"),
         ("X=${Y\n", "1: ${ is not closed"),
         ('X=\'eval "$X"\'\neval "$X"\n', "1: more than 8 evals in one another"),
+        ("( " * 33 + ":" + " )" * 33, "1: more than 32 subshells in one another"),
+        ('X="$(' + '"$(' * 9999 + "x" + ')"' * 10000, "1: more than 32 quotes in one another"),
     ],
 )
 def test_a_broken_script_is_refused_with_its_line(script: str, cause: str, project: Path) -> None:
-    """A quote or bracket that is not closed is an error with the line, and a way on."""
+    """A quote or bracket that is not closed, or too many in one another, is an error with the line, and a way on."""
     file = project / "scripts" / "run.sh"
-    file.write_text(script)
     with pytest.raises(RaydebugError) as failure:
-        read(project, [])
+        read(project, script)
     assert failure.value.what == f"the script '{file}' cannot be read without running it"
     assert failure.value.cause == f"{file}:{cause}"
     assert "`raydebug run` runs it without reading it" in failure.value.fix
 
 
-def test_a_script_that_is_not_there_is_refused(project: Path) -> None:
-    """A script that is missing, a folder, no UTF-8 or far too long is an error in three lines."""
-    file = project / "scripts" / "run.sh"
-    for make, cause in (
-        (lambda: None, "No such file or directory"),
-        (lambda: file.write_bytes(b"\xff\n"), "1: byte 0xff is not UTF-8"),
-        (lambda: file.write_text("#" * (SCRIPT_BYTES_MAX + 1)), "it has 262145 bytes"),
-    ):
-        make()
-        with pytest.raises(RaydebugError) as failure:
-            read(project, [])
-        assert cause in failure.value.cause
-        assert failure.value.exit_code == 2
-
-
-@pytest.mark.timeout(20)
-def test_a_long_script_is_read_in_no_time(project: Path) -> None:
-    """Ten thousand lines of assignments, deep quotes and a value that doubles in each line are no trap."""
-    lines = [f'V{n}=${{V{n - 1}:-{n}}}"\'"x' for n in range(8000)] + ["A=a"] + ['A="$A$A"'] * 14
-    lines += ["B=(a b)"] + ['B+=("${B[@]}")'] * 60 + ['A="$A$A"'] * 60
-    lines += ["eval eval eval eval eval eval python3 -m verl.trainer.main_ppo x=1"]
-    (project / "scripts" / "run.sh").write_text("\n".join(lines))
-    (training,) = read(project, [])
-    assert training.argv[-1] == "x=1"
-
-
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize(
-    "lines",
+    ("content", "cause"),
     [
-        [*(f"V{n}=1" for n in range(10000)), *["(:)"] * 20000],
-        [*(f"f{n}()\n(:)" for n in range(3000)), *["f1"] * 2000],
-        ["A=(x)", *['A[0]+="${A[0]}"'] * 60, *["((N=N*2+1))"] * 9000],
-        [f"(({'a' * 200_000}))"],
+        (None, "No such file or directory"),
+        (b"\xff\n", "1: byte 0xff is not UTF-8"),
+        (b"#" * (SCRIPT_BYTES_MAX + 1), "it has 262145 bytes"),
     ],
-    ids=["subshells", "functions", "elements", "a long name"],
+    ids=["missing", "bytes", "size"],
 )
-def test_a_script_of_one_form(lines: list[str], project: Path) -> None:
-    """A script that has nothing but one of them is read to its end."""
-    (project / "scripts" / "run.sh").write_text("\n".join([*lines, "python3 -m verl.trainer.main_ppo x=1"]))
-    (training,) = read(project, [])
-    assert training.argv[-1] == "x=1"
-
-
-def test_subshells_in_one_another_have_a_limit(project: Path) -> None:
-    """More than 32 of them are refused."""
-    (project / "scripts" / "run.sh").write_text("( " * 33 + ":" + " )" * 33)
+def test_a_script_that_is_not_there_is_refused(content: bytes | None, cause: str, project: Path) -> None:
+    """A script that is missing, no UTF-8 or far too long is an error in three lines."""
+    if content is not None:
+        (project / "scripts" / "run.sh").write_bytes(content)
     with pytest.raises(RaydebugError) as failure:
-        read(project, [])
-    assert "more than 32 subshells in one another" in failure.value.cause
+        find_trainings(["bash", "scripts/run.sh"], environ(project), project)
+    assert cause in failure.value.cause
+    assert failure.value.exit_code == 2
+
+
+LONG = {
+    "assignments, deep quotes and values that double": [
+        *(f'V{n}=${{V{n - 1}:-{n}}}"\'"x' for n in range(8000)), "A=a", *['A="$A$A"'] * 14,
+        "B=(a b)", *['B+=("${B[@]}")'] * 60, *['A="$A$A"'] * 60, f"eval eval eval eval eval eval {start('x=1')}",
+    ],
+    "subshells": [*(f"V{n}=1" for n in range(10000)), *["(:)"] * 20000],
+    "functions": [*(f"f{n}()\n(:)" for n in range(3000)), *["f1"] * 2000],
+    "elements": ["A=(x)", *['A[0]+="${A[0]}"'] * 60, *["((N=N*2+1))"] * 9000],
+    "a long name": [f"(({'a' * 200_000}))"],
+    "loops without end": [
+        "i=0", "while [ $i -lt 9 ]; do while [ 1 = 1 ]; do x=1; done; done", "while true; do sleep 1; done",
+        f"f() {{ {'f; ' * 20}}}", "f",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("lines", LONG.values(), ids=list(LONG))
+def test_a_long_script_is_read_in_no_time(lines: list[str], project: Path) -> None:
+    """A script of tens of thousands of lines, or one that would never end, is read to its end."""
+    trainings = read(project, "\n".join([*lines, start("x=1")]))
+    assert {training.argv[-1] for training in trainings} == {"x=1"}
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
-    ("value", "note"),
+    ("value", "notes"),
     [
-        ("${A%%*b*b}", "${A%%*b*b}: the value is too long to be cut"),
-        ("${A:-" * 10000 + "x" + "}" * 10000, None),
-        ("${N:-" * 10000 + "x" + "}" * 10000, "more than 32 expansions are in one another"),
-        ("$(dirname " * 10000 + "x" + ")" * 10000, "more than 32 expansions are in one another"),
-        ('"$(' * 10000 + "x" + ')"' * 10000, "more than 32 quotes in one another"),
+        ("${A%%*b*b}", ["${A%%*b*b}: the value is too long to be cut"]),
+        ("${A:-" * 10000 + "x" + "}" * 10000, []),
+        ("${N:-" * 10000 + "x" + "}" * 10000, ["more than 32 expansions are in one another"]),
+        ("$(dirname " * 10000 + "x" + ")" * 10000, ["more than 32 expansions are in one another"]),
     ],
 )
-def test_a_value_made_to_take_for_ever(project: Path, value: str, note: str | None) -> None:
+def test_a_value_made_to_take_for_ever(project: Path, value: str, notes: list[str]) -> None:
     """Expansions in expansions and patterns over a long value end at a limit, which is said."""
-    text = f"A={'x' * 60000}\nX={value}\npython3 -m verl.trainer.main_ppo x=$X\n"
-    (project / "scripts" / "run.sh").write_text(text)
-    if value.startswith('"'):
-        with pytest.raises(RaydebugError) as failure:
-            read(project, [])
-        assert note in str(failure.value.cause)
-        return
-    (training,) = read(project, [])
-    assert [*filter(None, [note])] == [
-        one.partition(": ")[2] if one.startswith("line") else one for one in training.notes
-    ]
-
-
-def test_a_blank_behind_a_backslash(project: Path) -> None:
-    """The command ends there, as in the shell, and a note names the line: no one sees such a blank."""
-    text = "python3 -m verl.trainer.main_ppo \\\n  a=1 \\ \n  b=2\n"
-    (project / "scripts" / "run.sh").write_text(text)
-    (training,) = read(project, [])
-    assert training.argv[-2:] == ["a=1", " "]
-    assert training.notes == ["line 2: a blank follows the backslash, so the command ends there"]
+    (training,) = read(project, f"A={'x' * 60000}\nX={value}\n{start('x=$X')}")
+    assert [line.partition(": ")[2] if line.startswith("line") else line for line in training.notes] == notes
 
 
 def test_line_ends_of_windows(project: Path) -> None:
     """The words are those that are meant, and a note says that bash takes the carriage returns as part of them."""
-    file = project / "scripts" / "run.sh"
-    file.write_bytes(b"N=4\r\npython3 -m verl.trainer.main_ppo \\\r\n a=$N\r\n")
-    (training,) = read(project, [])
+    (training,) = read(project, "N=4\r\npython3 -m verl.trainer.main_ppo \\\r\n a=$N\r\n")
     assert training.argv[3:] == ["a=4"]
     why = "run.sh has line ends of Windows, with which bash runs another command"
-    assert training.notes == [f"{why}: sed -i 's/\\r$//' {file}"]
+    assert training.notes == [f"{why}: sed -i 's/\\r$//' {project}/scripts/run.sh"]
 
 
 def test_reading_runs_nothing(project: Path) -> None:
     """No command of a script is run by reading it, not in substitutions, not in arithmetic."""
-    (project / "scripts" / "run.sh").write_text(
-        'X=$(touch a) Y=`touch b`; Z=$((__import__("os").system("touch c")))\ntouch d > e\n'
-        "python3 -m verl.trainer.main_ppo x=$X$Y$Z ${Q:-$(touch f)}\n"
-    )
-    before = sorted(project.rglob("*"))
-    (training,) = read(project, [])
-    assert sorted(project.rglob("*")) == before
+    script = 'X=$(touch a) Y=`touch b`; Z=$((__import__("os").system("touch c")))\ntouch d > e\n'
+    (training,) = read(project, script + start("x=$X$Y$Z ${Q:-$(touch f)}"))
+    assert [path.name for path in project.rglob("*.sh")] == ["run.sh"]
+    assert not [name for name in "abcdef" if (project / name).exists()]
     assert "touch" in training.argv[-1]
-
-
-def test_shift_in_a_loop(project: Path) -> None:
-    """A loop whose condition is known is followed, as the shell would; another one is read once, with a note."""
-    script = project / "scripts" / "run.sh"
-    script.write_text('while [[ $# -gt 1 ]]; do shift; done\npython3 -m verl.trainer.main_ppo "$@"\n')
-    (training,) = read(project, ["a=1", "b=2", "c=3"])
-    assert (training.argv[3:], training.notes) == (["c=3"], [])
-    script.write_text('while [ -e "$1" ]; do shift 2; done\npython3 -m verl.trainer.main_ppo "$@"\n')
-    (training,) = read(project, ["a=1", "b=2"])
-    assert training.argv[-2:] == ["a=1", "b=2"]
-    assert training.notes == ["line 1: `shift` depends on a condition that is not known here"]
 
 
 CONDITIONS = {
@@ -563,81 +494,92 @@ CONDITIONS = {
 @pytest.mark.parametrize(("condition", "holds"), CONDITIONS.items(), ids=list(CONDITIONS))
 def test_a_condition_with_known_operands_is_decided(condition: str, holds: bool, project: Path) -> None:
     """One training is found, that of the branch which the shell takes, without a note; bash agrees."""
-    before = "B=3\nM=org/Qwen3-8B\nL=(a b c)\n"
-    branches = f"{before}if {condition}; then T=1; else T=0; fi\n"
-    script = project / "scripts" / "run.sh"
-    script.write_text(f"{branches}python3 -m verl.trainer.main_ppo x=$T\n")
-    (training,) = read(project, ["--fast", "b"])
+    branches = f"B=3\nM=org/Qwen3-8B\nL=(a b c)\nif {condition}; then T=1; else T=0; fi\n"
+    (training,) = read(project, branches + start("x=$T"), "--fast", "b")
     assert (training.argv[-1], training.notes) == (f"x={int(holds)}", [])
-    script.write_text(f"{branches}echo $T\n")
-    ran = subprocess.run(["bash", str(script), "--fast", "b"], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        ["bash", "-c", f"{branches}echo $T", "run.sh", "--fast", "b"], capture_output=True, text=True, check=True
+    )
     assert ran.stdout.strip() == str(int(holds))
-
-
-@pytest.mark.timeout(20)
-def test_a_regular_expression_made_to_take_for_ever(project: Path) -> None:
-    """A search takes time that is proportional to the text; an expression that is none is not decided."""
-    lines = [
-        f"X={'a' * 4000}",
-        *(f"[[ $X =~ {regex} ]] && N=1" for regex in ("^(a|a)*b$", "^(a+)+b$", ".*.*.*.*=", "(a")),
-    ]
-    (project / "scripts" / "run.sh").write_text("\n".join([*lines, "python3 -m verl.trainer.main_ppo n=${N:-0}"]))
-    (training,) = read(project, [])
-    assert training.notes == ["N depends on a condition (line 5), which was not decided"]
 
 
 def test_both_branches_of_what_is_not_decided(project: Path) -> None:
     """Each training is shown whole, with its condition: none of them mixes two branches. A guard's exit is passed."""
-    (project / "scripts" / "run.sh").write_text(
+    first, second = read(
+        project,
         "[ -f data ] || exit 1\nif [ ! -d model ]; then echo none; exit 2; fi\n"
         "if [ -f x ]; then E=fsdp; C=ppo_trainer; else E=megatron; C=ppo_megatron_trainer; fi\n"
-        "python3 -m verl.trainer.main_ppo --config-name=$C x=$E\n"
+        + start("--config-name=$C x=$E"),
     )
-    first, second = read(project, [])
     assert first.argv[-2:] == ["--config-name=ppo_trainer", "x=fsdp"]
     assert second.argv[-2:] == ["--config-name=ppo_megatron_trainer", "x=megatron"]
     assert (first.is_variant, second.is_variant) == (False, True)
     assert "only if the condition of line 3 does not hold" in second.notes
 
 
-def test_a_group_behind_what_is_not_decided(project: Path) -> None:
-    """It is read, and ends nothing; what it sets is noted."""
-    (project / "scripts" / "run.sh").write_text(
-        "[ -f x ] || { echo none; exit 0; }\nN=1\n[ -f y ] && { N=2; }\n[ -f z ] && ( exit 0 )\n"
-        "python3 -m verl.trainer.main_ppo n=$N\n"
-    )
-    (training,) = read(project, [])
-    assert training.argv[-1] == "n=1"
-    assert training.notes == ["N depends on a condition (line 3), which was not decided"]
+CASE = "in\n a|b) X=1;;\n c*) X=2;;\n *) X=3;;\nesac\n" + start("x=$X")
+LOOP = f"for p in a b; do\n %s\n {start('x=$p')}done\n{start('y=1')}"
+UNDECIDED = "N depends on a condition (line %d), which was not decided"
+# What a script runs when its arguments are a=1 b=2 c=3: the words of each training, and the last one's notes.
+READ: dict[str, tuple[str, list[str], list[str] | None]] = {
+    "every training of a script": (
+        "torchrun -m verl.trainer.sft_trainer a=1 || exit 1\n" + start("b=2"), ["a=1", "b=2"], None,
+    ),
+    "a blank behind a backslash, where the command ends": (
+        "python3 -m verl.trainer.main_ppo \\\n  a=1 \\ \n  b=2\n", ["a=1  "],
+        ["line 2: a blank follows the backslash, so the command ends there"],
+    ),
+    "a shift in a loop": ("while [[ $# -gt 1 ]]; do shift; done\n" + start('"$@"'), ["c=3"], []),
+    "a shift in a loop whose condition is not known": (
+        'while [ -e "$1" ]; do shift 2; done\n' + start('"$@"'), ["a=1 b=2 c=3"],
+        ["line 1: `shift` depends on a condition that is not known here"],
+    ),
+    "groups behind what is not decided, which end nothing": (
+        "[ -f x ] || { echo none; exit 0; }\nN=1\n[ -f y ] && { N=2; }\n[ -f z ] && ( exit 0 )\n" + start("n=$N"),
+        ["n=1"], [UNDECIDED % 3],
+    ),
+    "regular expressions made to take for ever, and none": (
+        f"X={'a' * 4000}\n"
+        + "".join(f"[[ $X =~ {regex} ]] && N=1\n" for regex in ("^(a|a)*b$", "^(a+)+b$", ".*.*.*.*=", "(a"))
+        + start("n=${N:-0}"), ["n=0"], [UNDECIDED % 5],
+    ),
+    "a case of a word": (f"case b {CASE}", ["x=1"], []),
+    "a case of a pattern": (f"case cde {CASE}", ["x=2"], []),
+    "a case of another word": (f"case z {CASE}", ["x=3"], []),
+    "a case that is not known": (f"case $(hostname) {CASE}", ["x=1", "x=2", "x=3"], None),
+    "functions and loops": (
+        "for n in 1 2 3; do ALL=$ALL,$n; done\ntrain() { local lr=$1; shift\n "
+        + start('lr=$lr all=$ALL "$@"')
+        + f"}}\ntrain 1e-6 a=1\ntrain 1e-5\nfor s in 7 8; do {start('seed=$s')}done\n",
+        ["lr=1e-6 all=,1,2,3 a=1", "lr=1e-5 all=,1,2,3", "seed=7"], None,
+    ),
+    "the tenth argument": ("set -- a b c d e f g h i j\n" + start("x=${10} $12"), ["x=j a2"], []),
+    "the length of an array": ("L=(a b c)\n" + start("x=${#L[@]}"), ["x=3"], []),
+    "a variable's variable": ("N=M\nM=5\n" + start("x=${!N}"), ["x=5"], []),
+    "a here-document as a value": ("S=$(cat <<EOF\none\nEOF\n)\n" + start("x=$S"), ["x=one"], []),
+    "a here-document that a shell reads, and one that is text": (
+        f"N=3\nbash -s <<EOF\n{start('n=$N')}EOF\ncat > later.sh <<'EOF'\n{start('n=$N')}EOF\n", ["n=3"], None,
+    ),
+    "an argument that is missing": (
+        'if [ $# -lt 4 ]; then echo "usage: run.sh N"; exit 1; fi\n' + start("n=$4 m=${5:-4}"), ["n=$4 m=4"],
+        ["$4 is not given", "line 1: called like this, the script ends here"],
+    ),
+    "a guard in a loop": (LOOP % "[ -f done-$p ] && continue", ["x=a", "y=1"], None),
+    "a guard in a loop, or": (LOOP % "[ -d $p ] || continue", ["x=a", "y=1"], None),
+    "a guard in a loop, a group": (LOOP % "[ -f done ] && { echo $p; continue; }", ["x=a", "y=1"], None),
+    "a guard in a loop, a program": (LOOP % "grep -q $p done && break", ["x=a", "y=1"], None),
+}  # fmt: skip
 
 
-def test_a_case(project: Path) -> None:
-    """Of a `case` with a known word the branch is taken that the shell takes; of another one each is shown."""
-    script = project / "scripts" / "run.sh"
-    body = "in\n a|b) X=1;;\n c*) X=2;;\n *) X=3;;\nesac\npython3 -m verl.trainer.main_ppo x=$X\n"
-    for word, value in (("b", "x=1"), ("cde", "x=2"), ("z", "x=3")):
-        script.write_text(f"case {word} {body}")
-        (training,) = read(project, [])
-        assert (training.argv[-1], training.notes) == (value, [])
-    script.write_text(f"case $(hostname) {body}")
-    assert [training.argv[-1] for training in read(project, [])] == ["x=1", "x=2", "x=3"]
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(("script", "trainings", "notes"), READ.values(), ids=list(READ))
+def test_what_is_read(script: str, trainings: list[str], notes: list[str] | None, project: Path) -> None:
+    """Each training is shown that may run, with its words; a note says what is not known, and where."""
+    found = read(project, script, "a=1", "b=2", "c=3")
+    assert [" ".join(training.argv[3:]) for training in found] == trainings
+    assert notes in (None, found[-1].notes)
 
 
-def test_functions_and_loops(project: Path) -> None:
-    """A function has its arguments; of a loop the first training is shown, and what it collects is whole."""
-    (project / "scripts" / "run.sh").write_text(
-        "for n in 1 2 3; do ALL=$ALL,$n; done\n"
-        'train() { local lr=$1; shift\n python3 -m verl.trainer.main_ppo lr=$lr all=$ALL "$@"; }\n'
-        "train 1e-6 a=1\ntrain 1e-5\nfor s in 7 8; do python3 -m verl.trainer.main_ppo seed=$s; done\n"
-    )
-    assert [training.argv[3:] for training in read(project, [])] == [
-        ["lr=1e-6", "all=,1,2,3", "a=1"],
-        ["lr=1e-5", "all=,1,2,3"],
-        ["seed=7"],
-    ]
-
-
-# Scripts whose last training is the one that bash starts last.
 AS_BASH = {
     "a function with a subshell as its body": "f() (\n true\n)\nf\nT 1 $PWD\n",
     "elements of an array": (
@@ -694,75 +636,10 @@ AS_BASH = {
 @pytest.mark.parametrize("script", AS_BASH.values(), ids=list(AS_BASH))
 def test_forms_of_the_shell(script: str, project: Path) -> None:
     """Each training has the words that bash gives it and its folder, without a note."""
-    text = script.replace("T ", "python3 -m verl.trainer.main_ppo ")
-    (project / "scripts" / "run.sh").write_text(text)
-    found = read(project, ["p", "q"])
-    assert [it.notes for it in found] == [[] for _ in found]
-    ran = [word for it in found for word in [*it.argv, os.path.normpath(it.folder)]]
+    trainings = read(project, script.replace("T ", "python3 -m verl.trainer.main_ppo "), "p", "q")
+    assert [note for training in trainings for note in training.notes] == []
     argv, folder = as_bash_runs(project, ["p", "q"])
-    assert ran == [*argv, folder]
-
-
-@pytest.mark.parametrize(
-    ("script", "argv"),
-    [
-        ("S=${10}\n", ["x=j"]),
-        ("L=(a b c)\nS=${#L[@]}\n", ["x=3"]),
-        ("N=M\nM=5\nS=${!N}\n", ["x=5"]),
-        ("S=$(cat <<EOF\none\nEOF\n)\n", ["x=one"]),
-        ("S=$12\n", ["x=a2"]),
-    ],
-)
-def test_rarer_expansions(script: str, argv: list[str], project: Path) -> None:
-    """The tenth argument, the length of an array, a variable's variable, and a here-document as a value are read."""
-    (project / "scripts" / "run.sh").write_text(f"{script}python3 -m verl.trainer.main_ppo x=$S\n")
-    (training,) = read(project, list("abcdefghij"))
-    assert (training.argv[3:], training.notes) == (argv, [])
-
-
-def test_a_here_document_is_a_script(project: Path) -> None:
-    """What a shell reads from a here-document is followed; one that another program reads is text."""
-    (project / "scripts" / "run.sh").write_text(
-        "N=3\nbash -s <<EOF\npython3 -m verl.trainer.main_ppo n=$N\nEOF\n"
-        "cat > later.sh <<'EOF'\npython3 -m verl.trainer.main_ppo n=$N\nEOF\n"
-    )
-    assert [training.argv[-1] for training in read(project, [])] == ["n=3"]
-
-
-def test_an_argument_that_is_missing(project: Path) -> None:
-    """A note says which one, and no empty value is passed on; where the script complains, it is read on."""
-    (project / "scripts" / "run.sh").write_text(
-        'if [ $# -lt 1 ]; then echo "usage: run.sh N"; exit 1; fi\npython3 -m verl.trainer.main_ppo n=$1 m=${2:-4}\n'
-    )
-    (training,) = read(project, [])
-    assert training.argv[-2:] == ["n=$1", "m=4"]
-    assert training.notes == ["$1 is not given", "line 1: called like this, the script ends here"]
-
-
-@pytest.mark.parametrize(
-    "guard",
-    [
-        "[ -f done-$p ] && continue",
-        "[ -d $p ] || continue",
-        "[ -f done ] && { echo $p; continue; }",
-        "grep -q $p done && break",
-    ],
-)
-def test_a_guard_in_a_loop(guard: str, project: Path) -> None:
-    """A loop that one of its rounds may skip or end has its training."""
-    loop = f"for p in a b; do\n {guard}\n python3 -m verl.trainer.main_ppo x=$p\ndone\n"
-    (project / "scripts" / "run.sh").write_text(f"{loop}python3 -m verl.trainer.main_ppo y=1\n")
-    assert [training.argv[-1] for training in read(project, [])] == ["x=a", "y=1"]
-
-
-def test_a_loop_without_end(project: Path) -> None:
-    """A script that would never end is read in a moment."""
-    (project / "scripts" / "run.sh").write_text(
-        "i=0\nwhile [ $i -lt 9 ]; do while [ 1 = 1 ]; do x=1; done; done\nwhile true; do sleep 1; done\n"
-        f"f() {{ {'f; ' * 20}}}\nf\npython3 -m verl.trainer.main_ppo a=1\n"
-    )
-    (training,) = read(project, [])
-    assert training.argv[-1] == "a=1"
+    assert [word for it in trainings for word in [*it.argv, os.path.normpath(it.folder)]] == [*argv, folder]
 
 
 def test_the_examples() -> None:
