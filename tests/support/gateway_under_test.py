@@ -20,6 +20,7 @@ from raydebug.dap import DapSession
 from raydebug.protocol import wire
 
 TOKEN = "t" * 64
+PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
 EDITOR = {"clientName": "an editor", "supportsStartDebuggingRequest": True}
 
 
@@ -172,6 +173,16 @@ class GatewayUnderTest:
         finally:
             done.set()
             holder.join()
+
+    def resume(self, pause_id: str) -> None:
+        """Attach to a pause, let it go on, and leave."""
+
+        async def go_on() -> None:
+            session, stopped = await self.attach(pause_id)
+            await session.request("continue", {"threadId": stopped["threadId"]})
+            await session.close()
+
+        visit(self, go_on)
 
 
 @contextlib.contextmanager

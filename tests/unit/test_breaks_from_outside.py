@@ -135,12 +135,7 @@ def test_condition_with_code_of_its_own(gateway, condition):
     program = gateway.start(source, RAYDEBUG_BREAKS=json.dumps(breaks))
     (pause,) = gateway.pauses()
     assert (pause["line"], pause["function"]) == (9, "plain")
-
-    async def resume():
-        session, stopped = await gateway.attach(pause["id"])
-        await session.request("continue", {"threadId": stopped["threadId"]})
-
-    visit(gateway, resume)
+    gateway.resume(pause["id"])
     assert program.communicate(timeout=60)[0] == "2\n"
 
 
@@ -434,11 +429,7 @@ def test_state_of_a_breakpoint_in_loaded_code(gateway):
     file = gateway.folder / "loaded.py"
     file.write_text(IN_LOADED)
     out = run(gateway, str(file), breaks=[])[0].splitlines()
-    assert out[:3] == [
-        f"failed {CLOSURE}",
-        "set ",
-        "set ",
-    ]
+    assert out[:3] == [f"failed {CLOSURE}", "set ", "set "]
     assert out[3].startswith("failed '(' was never closed")
 
 

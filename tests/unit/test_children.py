@@ -126,13 +126,7 @@ WHY_NOT = {
 def let_go(gateway: GatewayUnderTest) -> bool:
     """Resume the one pause; return whether it was the program's own."""
     (pause,) = gateway.pauses()
-
-    async def go_on() -> None:
-        session, stopped = await gateway.attach(pause["id"])
-        await session.request("continue", {"threadId": stopped["threadId"]})
-        await session.close()
-
-    visit(gateway, go_on)
+    gateway.resume(pause["id"])
     return pause["pid"] == gateway.programs[-1].pid
 
 
@@ -174,15 +168,9 @@ def test_fork_while_another_thread_is_paused(gateway):
                          "    time.sleep(1.5)\n    fork()\n    thread.join()\n", RAYDEBUG_JOB="j")  # fmt: skip
     first, second = gateway.pauses(2)
     assert [first["pid"] == program.pid, second["pid"] == program.pid] == [True, False]
-
-    async def go_on(pause: dict) -> None:
-        session, stopped = await gateway.attach(pause["id"])
-        await session.request("continue", {"threadId": stopped["threadId"]})
-        await session.close()
-
-    visit(gateway, lambda: go_on(second))
+    gateway.resume(second["id"])
     assert gateway.pauses()[0]["id"] == first["id"]
-    visit(gateway, lambda: go_on(first))
+    gateway.resume(first["id"])
     said = program.communicate(timeout=60)[0].splitlines()  # the child may end after the parent's thread
     assert sorted(said) == ["child went on 1", "child went on 41", "exit code 0"]
 
@@ -204,14 +192,8 @@ def test_fork_while_another_thread_imports_the_debugger(gateway):
     program = gateway.start(HEAD + FORK_AT_FIRST_DIAL, RAYDEBUG_JOB="j")
     first, second = gateway.pauses(2)
     assert {first["pid"] == program.pid, second["pid"] == program.pid} == {True, False}
-
-    async def go_on(pause: dict) -> None:
-        session, stopped = await gateway.attach(pause["id"])
-        await session.request("continue", {"threadId": stopped["threadId"]})
-        await session.close()
-
     for pause in (first, second):
-        visit(gateway, lambda pause=pause: go_on(pause))
+        gateway.resume(pause["id"])
     out = program.communicate(timeout=60)[0]
     assert sorted(out.splitlines()) == ["child went on 1", "child went on 41", "exit code 0"]
 

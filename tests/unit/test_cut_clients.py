@@ -20,7 +20,7 @@ from typing import Any
 import pexpect
 import pytest
 
-from gateway_under_test import GatewayUnderTest, open_gateway
+from gateway_under_test import PAUSES, GatewayUnderTest, open_gateway
 from raydebug.dap import DapSession
 from two_hosts import SERVER, NoNamespaces, TwoHosts, two_hosts
 
@@ -29,7 +29,6 @@ PROMPT = r"\(raydebug\)"
 SHOWING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # a terminal's control sequences
 DETECTED_WITHIN_S = 30.0
 HANG_S = 100.0  # a guard against waiting for ever; what is wanted is noted beside what was measured
-PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
 
 
 @pytest.fixture

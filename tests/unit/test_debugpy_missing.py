@@ -7,7 +7,6 @@ import subprocess
 import pytest
 
 from environments import with_version, without
-from gateway_under_test import visit
 from raydebug.worker.pydevd_session import AT_LEAST
 
 LOOP = "for i in range(3):\n    breakpoint()\nprint('went on')\n"
@@ -61,13 +60,7 @@ def test_f16_newer_than_1_8_as_numbers(gateway, tmp_path):
     argv = [python, str(gateway.folder / "once.py")]
     program = subprocess.Popen(argv, env=gateway.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     gateway.programs.append(program)
-    (pause,) = gateway.pauses()
-
-    async def look():
-        session, stopped = await gateway.attach(pause["id"])
-        await session.request("continue", {"threadId": stopped["threadId"]})
-
-    visit(gateway, look)
+    gateway.resume(gateway.pauses()[0]["id"])
     out, err = program.communicate(timeout=60)
     assert (out, err.count("not paused")) == ("went on\n", 0)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import runs
-from gateway_under_test import EDITOR, TOKEN, Editor, GatewayUnderTest, visit
+from gateway_under_test import EDITOR, PAUSES, TOKEN, Editor, GatewayUnderTest, visit
 from raydebug.cluster import port_owner
 from raydebug.cluster.state import Cluster, Remote
 from raydebug.console.session import GatewayAddress
@@ -23,7 +23,6 @@ from raydebug.editors import adapter
 from raydebug.editors.vscode import write_configuration
 from raydebug.errors import RaydebugError
 
-PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
 OURS = {
     "name": "raydebug: default", "type": "debugpy", "request": "attach", "listen": {"host": "127.0.0.1", "port": 0},
     "debugAdapterPath": "/a/adapter.py", "debugAdapterPython": "/a/python", "cluster": "default", "target": "all",
@@ -179,13 +178,14 @@ def test_adapter_tells_that_the_gateway_is_gone(gateway):
 
 
 def test_attach_next_names_the_copies_that_there_are_now(gateway):
-    """A terminal that waits has the names of a folder that was copied in the meantime."""
+    """`attach next` waits for a pause, and has the names of a folder that was copied in the meantime."""
     copies = []
 
     async def look():
         address = GatewayAddress("127.0.0.1", gateway.gateway_port, TOKEN, copies=lambda: [*copies])
         opening = asyncio.ensure_future(address.open("next", steal=False, on_output=lambda _: None))
         await asyncio.sleep(0.2)
+        assert not opening.done(), "there is no pause yet"
         copies.append({"localRoot": "/my/project", "remoteRoot": str(gateway.folder)})
         gateway.start(PAUSES)
         session = await opening

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from gateway_fuzzer import Fuzzer
-from gateway_under_test import GatewayUnderTest, visit
+from gateway_under_test import PAUSES, GatewayUnderTest, visit
 
 LONG = "RAYDEBUG_TEST_LONG"
 SEED = 20260801
@@ -19,7 +19,6 @@ FRAMES, FRAMES_LONG = 5_000, 1_000_000
 WARM_UP = 10  # one of so many frames, then memory is compared: the list of ended pauses has filled, as far as it may
 GROWTH = 1.2
 LIMIT_S = 3600.0
-PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
 RANKS = 3
 
 

@@ -54,7 +54,18 @@ def test_s3_host(named, port):
 def test_s3_host_of_another_gateway(gateway):
     """S3: without a configured name only loopback is accepted."""
     assert ask(gateway, "GET", "/health", host="gateway") == 421
-    assert ask(gateway, "GET", "/health", host="localhost:1") == 200
+    assert ask(gateway, "GET", "/health", host="localhost:1", token=False) == 200
+
+
+def test_what_is_answered(gateway):
+    """The list of pauses needs the token, /health does not; requests from web pages are refused."""
+    assert talk(gateway, "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") == (200, '{"status": "ok"}')
+    get = "GET /pauses HTTP/1.1\r\nHost: localhost\r\n"
+    status, body = talk(gateway, f"{get}{AUTHORIZED}\r\n")
+    assert (status, json.loads(body)) == (200, {"version": 1, "pauses": []})
+    assert talk(gateway, f"{get}{AUTHORIZED}Origin: http://evil.example\r\n\r\n")[0] == 403
+    assert talk(gateway, f"{get}Authorization: Bearer wrong\r\n\r\n")[0] == 401
+    assert ask(gateway, "GET", "/nothing") == 404
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -68,6 +79,8 @@ BODIES = [
     '{"a":' * 50_000 + "1" + "}" * 50_000,
     '{"breaks": 3}',
     '{"breaks": {}}',
+    '{"breaks": [{}]}',
+    '{"breaks": [{"where": 3}]}',
     '{"breaks": [], "job": 5}',
     '{"breaks": [{"where": "x", "source": "y", "line": 1e400}]}',
     '{"breaks": [{"where": "x", "source": "y", "policy": {"every": "x"}}]}',
@@ -90,7 +103,12 @@ def test_s3_malformed_bodies(named):
     assert 400 <= talk(named, b"GET \xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n")[0] < 500
     assert 400 <= talk(named, b"POST /pause HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n")[0] < 500
     assert "Traceback" not in named.log
-    assert ask(named, "GET", "/pauses") == 200
+    answers = [
+        talk(named, f"{of} HTTP/1.1\r\nHost: localhost\r\n{AUTHORIZED}\r\n")[1]
+        for of in ("POST /breaks", "GET /breaks")
+    ]
+    assert json.loads(answers[0])["error"]["code"] == "http.malformed"
+    assert json.loads(answers[1])["breaks"] == []
 
 
 @pytest.mark.parametrize("path", ["/health", "/pauses", "/nothing"])
