@@ -169,9 +169,8 @@ def _awaiting(coroutine: Any) -> Iterator[FrameType]:
     for _ in range(MAX_AWAITED):
         if type(coroutine).__name__ in WRAPPERS:
             coroutine = gc.get_referents(coroutine)[0]
-        members = vars(
-            type(coroutine)
-        )  # one of C code is of Python's own coroutines or Cython's; others are the user's
+        # One of C code is of Python's own coroutines or Cython's; others are the user's.
+        members = vars(type(coroutine))
         prefix = next((kind for kind in ("cr", "gi", "ag") if type(members.get(f"{kind}_frame")) in NATIVE), None)
         if prefix is None:
             return
