@@ -149,9 +149,18 @@ def unit(session: nox.Session) -> None:
 
 @nox.session
 def ray(session: nox.Session) -> None:
-    """Tests on a real Ray cluster in this environment (minutes)."""
+    """Tests on a real Ray cluster in this environment (a quarter of an hour)."""
     use(session, "core")
     run_pytest(session, "tests/ray", workers=WORKERS)
+
+
+@nox.session
+def slow(session: nox.Session) -> None:
+    """What `tests` leaves out: the rest of tests/ray, and unit tests marked `slow` (a quarter of an hour)."""
+    use(session, "core")
+    there = [option for test in CASE_TABLE for option in ("--deselect", test)]
+    run_pytest(session, "tests/ray", *there, workers=WORKERS)
+    run_pytest(session, "tests/unit", workers=WORKERS, marked="slow")
 
 
 @nox.session
@@ -169,9 +178,9 @@ def compat(session: nox.Session, ray: str) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Unit and ray: side by side, then those that nothing may run beside."""
+    """Unit tests and a selection of tests/ray, side by side, then those that nothing may run beside (ten minutes)."""
     use(session, "core")
-    run_pytest(session, "tests/unit", "tests/ray", workers=WORKERS)
+    run_pytest(session, "tests/unit", *CASE_TABLE, workers=WORKERS, marked="not slow")
 
 
 @nox.session
@@ -306,7 +315,7 @@ def everything(session: nox.Session) -> None:
     os.environ["RAYDEBUG_TEST_LONG"] = "1"
     others = [f"unit-{version}" for version in OTHER_PYTHONS] + [f"compat({version})" for version in OLDER["ray"]]
     once = ("gpu", "wheels", "installed", "cpu", "editors", "browser", "docs", "hosts", "compose", "twice", "demo")
-    for name in ("lint", "types", "tests", *others, *once):
+    for name in ("lint", "types", "tests", "slow", *others, *once):
         session.notify(name)
 
 
@@ -371,7 +380,7 @@ for _version in OTHER_PYTHONS:
     nox.session(name=f"unit-{_version}")(unit_of_another_python)
 
 
-def run_pytest(session: nox.Session, *folders: str, workers: int = 1) -> None:
+def run_pytest(session: nox.Session, *folders: str, workers: int = 1, marked: str = "") -> None:
     """Run pytest over folders, or over what is named behind `--` (`-- tests/unit/test_pins.py`).
 
     Args:
@@ -379,10 +388,12 @@ def run_pytest(session: nox.Session, *folders: str, workers: int = 1) -> None:
         folders: what to run where the command line names nothing.
         workers: how many tests run at once where the command line gives no argument; those that are marked to run alone
             come last.
+        marked: an expression of pytest's markers for all of them.
     """
     if workers > 1 and not session.posargs:
-        run(session, "pytest", *folders, "-n", str(workers), "--dist", "loadgroup", "-m", f"not {ALONE}")
-        run(session, "pytest", *folders, "-m", ALONE, success_codes=[0, 5])  # 5: none of them is marked so
+        rest = f" and {marked}" if marked else ""
+        run(session, "pytest", *folders, "-n", str(workers), "--dist", "loadgroup", "-m", f"not {ALONE}{rest}")
+        run(session, "pytest", *folders, "-m", f"{ALONE}{rest}", success_codes=[0, 5])  # 5: none of them is marked so
         return
     named = any(Path(argument.partition("::")[0]).exists() for argument in session.posargs)
     run(session, "pytest", *(() if named else folders), *session.posargs)

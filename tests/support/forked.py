@@ -54,15 +54,15 @@ sys.exit(raydebug.gateway.__main__.main() if program == "gateway" else raydebug.
 
 
 @functools.cache
-def _forking() -> socket.socket:
-    """Return the way to the process that forks; it ends with this one, which holds the other end."""
+def _forking() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Return the way to the process that forks, and it; it ends with this one, which holds the other end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         number = theirs.fileno()
         argv = [sys.executable, "-c", FORKING, str(number)]
         # A session of its own: no signal to the group of pytest, or of a test, ends it.
-        subprocess.Popen(argv, pass_fds=[number], stdin=subprocess.DEVNULL, start_new_session=True)
-    return ours
+        process = subprocess.Popen(argv, pass_fds=[number], stdin=subprocess.DEVNULL, start_new_session=True)
+    return ours, process
 
 
 class Forked:
@@ -85,7 +85,11 @@ class Forked:
         about = [program, argv, environment, os.path.abspath(cwd or ".")]
         self._status, theirs = os.pipe()
         empty = os.open(os.devnull, os.O_RDONLY)
-        socket.send_fds(_forking(), [json.dumps(about).encode()], [empty, stdout, stderr, theirs])
+        forking, process = _forking()
+        try:
+            socket.send_fds(forking, [json.dumps(about).encode()], [empty, stdout, stderr, theirs])
+        except BrokenPipeError:
+            raise RuntimeError(f"a test has ended the process that forks programs: {process.wait()}") from None
         os.close(empty)
         os.close(theirs)
         said = b""

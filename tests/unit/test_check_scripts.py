@@ -41,6 +41,7 @@ def check(folder: Path, *argv: str, path: str | None = None, **variables: str) -
     return subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_scripts(folder: Path) -> None:
     """Every script is checked, also behind one that fails, and the worst result is the exit code."""
     done = check(folder, str(PROGRAM), "train.sh", "with space.sh")

@@ -454,6 +454,7 @@ def test_a_long_script_is_read_in_no_time(lines: list[str], project: Path) -> No
         ("${N:-" * 10000 + "x" + "}" * 10000, ["more than 32 expansions are in one another"]),
         ("$(dirname " * 10000 + "x" + ")" * 10000, ["more than 32 expansions are in one another"]),
     ],
+    ids=["cut", "defaults", "undecided defaults", "substitutions"],
 )
 def test_a_value_made_to_take_for_ever(project: Path, value: str, notes: list[str]) -> None:
     """Expansions in expansions and patterns over a long value end at a limit, which is said."""

@@ -93,6 +93,7 @@ def test_interrupts(serve: Serve, terminal: Terminal) -> None:
     assert program.process.poll() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "endless", ["sum(1 for _ in iter(int, 1))", "__import__('time').sleep(1000)", "while True: pass"]
 )
@@ -109,6 +110,7 @@ def test_evaluation_that_never_returns(serve: Serve, terminal: Terminal, endless
     assert program.process.wait(LIMIT_S) == 0
 
 
+@pytest.mark.slow
 def test_sleep_of_another_thread(serve: Serve, terminal: Terminal) -> None:
     """A sleep in another thread than the main one cannot be interrupted: a message says so, and the session is kept."""
     program = serve("import threading\ndef work():\n    breakpoint()\nthreading.Thread(target=work).start()\n")
@@ -181,6 +183,7 @@ def test_prompt_of_several_ranks(start: Start, terminal: Terminal) -> None:
     child.expect(pexpect.EOF)
 
 
+@pytest.mark.slow
 def test_pauses_join_and_leave_by_themselves(start: Start, terminal: Terminal) -> None:
     """Stops are printed while the person types; new pauses join, ended ones leave, the last end ends the prompt."""
     programs = start(0)

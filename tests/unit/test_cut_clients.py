@@ -138,6 +138,7 @@ def test_f18_half_open(there, hosts, attach, took, asks):
     goes_on_from_the_server(there, hosts, attach, program)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_f18_killed_client(there, hosts, attach, took):
     """F18: the pause of a killed client is released; the task stays paused."""

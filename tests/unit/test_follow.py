@@ -77,6 +77,7 @@ def test_reader_that_leaves(dashboard: RayDashboard, tmp_path: Path) -> None:
     assert recorded(tmp_path) == ("failed", 3, "line 1\nline 2\nline 3\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [0, 3])
 def test_device_that_is_full(dashboard: RayDashboard, tmp_path: Path, code: int) -> None:
     """A full device takes neither the log nor the outcome; exit code and record are the job's."""

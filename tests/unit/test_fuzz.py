@@ -30,6 +30,7 @@ def open_files(gateway: GatewayUnderTest) -> int:
     return len(list(Path(f"/proc/{gateway.process.pid}/fd").iterdir()))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 def test_f25_random_frames(gateway, record_property):
     """F25: after random frames to both ports, with and without token, the gateway and every pause are as before."""

@@ -182,6 +182,7 @@ def endless_header(connection: socket.socket) -> tuple[int, bytes]:
     return sent, said
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("who", CUT)
 def test_f26_endless_header(gateway, who):
@@ -281,6 +282,7 @@ def test_s9_nothing_reaches_a_process_before_the_token(gateway):
     assert program.communicate(timeout=60)[0] == "x is 1\n"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_s9_silence_ends(gateway, took):
     """S9: a connection without the token is closed after 5 s, whether it is silent or sends single bytes."""
@@ -409,6 +411,7 @@ def test_f29_client_that_never_reads(gateway, count, apart_s):
     assert [p["state"] for p in gateway.pauses(2)] == ["waiting", "waiting"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 def test_f31_values_without_end(gateway, took):
     """F31: a string of 200 MB and a list of a million elements are shown shortened; the whole value is refused."""

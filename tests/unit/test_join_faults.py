@@ -239,6 +239,7 @@ def interrupted(dashboard: JoinableDashboard, *arguments: str) -> subprocess.Com
     return subprocess.CompletedProcess(argv, started.returncode, out, err)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_joining(dashboard):
     """Ctrl-C while the nodes are asked ends the gateway's job and has the token's files removed; a second one waits."""
     dashboard.answer = lambda request: None if request["do"] == "join" else dashboard.usual(request)
@@ -337,6 +338,7 @@ def test_a_second_join_that_fails(dashboard, fault):
     assert set(dashboard.running()) <= set(running)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_undone(dashboard, monkeypatch, capsys):
     """Where the network goes while a cluster is joined, the record stays, and `down` ends what was started."""
     monkeypatch.setattr(head_requests, "SILENT_S", 0.1)
@@ -464,6 +466,7 @@ def test_nodes_that_lack_something(dashboard):
 # Programs on the nodes
 
 
+@pytest.mark.slow
 def test_one_job_for_all_nodes(dashboard):
     """What is asked of several nodes is one job; each answers for itself, and a node that is gone is named."""
     cluster = join(dashboard)
@@ -522,6 +525,7 @@ def test_the_command_of_a_connection(through, command):
     assert [word.replace(connection.FAR_PORT, "5678") for word in made] == [word.replace("\0", " ") for word in words]
 
 
+@pytest.mark.slow
 def test_a_way_that_changes(dashboard):
     """Another command replaces the one before; an empty one ends it; `down` ends it with all that it has started."""
     dashboard.python = sys.executable
@@ -539,6 +543,7 @@ def test_a_way_that_changes(dashboard):
     assert not psutil.pid_exists(last.supervisor_pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["fails", "does not listen", "no URL", "Ctrl-C"])
 def test_a_way_at_a_second_join(dashboard, monkeypatch, fault):
     """Where the new way fails, cannot be started or is cut off, the earlier join stays as it was, with its way open."""
@@ -583,6 +588,7 @@ def test_ctrl_c_while_a_way_starts(dashboard, monkeypatch):
     assert read_record("x") is None
 
 
+@pytest.mark.slow
 def test_no_tunnel_of_a_cluster_that_is_gone(dashboard, monkeypatch):
     """Where `down` fails and says that the folder may be removed, no process is left that it alone knows."""
     dashboard.python = sys.executable
@@ -595,6 +601,7 @@ def test_no_tunnel_of_a_cluster_that_is_gone(dashboard, monkeypatch):
     assert joined.leave(cluster) == []
 
 
+@pytest.mark.slow
 def test_another_port_of_this_machine(dashboard):
     """A port that the user names replaces the one of a way that is open; where it is taken, that way stays."""
     dashboard.python = sys.executable
@@ -628,6 +635,7 @@ def test_loopback_behind_a_command(dashboard):
         joined.join(UpOptions(name="x"), joined.asked_at("http://[::1]:8265", "x"), "env A=b", on_phase=lambda _: None)
 
 
+@pytest.mark.slow
 def test_a_port_that_another_program_takes_meanwhile(dashboard, monkeypatch):
     """Between the choice of a port and its use another program can take it: then another port is chosen."""
     dashboard.python = sys.executable

@@ -22,6 +22,7 @@ async def connection() -> tuple[socket.socket, asyncio.StreamReader, asyncio.Str
     return other, reader, writer
 
 
+@pytest.mark.slow
 async def test_who_does_not_read_is_still_there():
     """A peer with full buffers still acknowledges, so it does not count as lost."""
     other, reader, writer = await connection()

@@ -215,6 +215,7 @@ async def test_answer_for_an_earlier_gateway(gateway):
     assert program.communicate(timeout=60)[0] == "went on 41\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patience_s", [0, 2])
 def test_patience_ends(gateway, patience_s):
     """F20: without a gateway until the limit (0: at once) the program continues, and logs it."""

@@ -462,6 +462,7 @@ def test_snapshots_on_the_command_line(snapshots: tuple[Path, Path], tmp_path: P
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_before_the_step(tmp_path: Path) -> None:
     """Who waits for a step is told within seconds that no process is left."""
     with open_gateway(tmp_path) as gateway:

@@ -228,6 +228,7 @@ async def test_stops_at_the_users_code(gateway, work, program):
     assert end(gateway, program)[0] == "not traced\n"
 
 
+@pytest.mark.slow
 def test_sleep(gateway, work, capfd):
     """A client that pauses a sleeping process sees its line, and attaches when it wakes."""
     program = work(SLEEPS, FOR_S="5")
@@ -347,6 +348,7 @@ async def test_comes_to_a_breakpoint_meanwhile(gateway, work):
     assert program.communicate(timeout=60)[0] == "woke False\n"
 
 
+@pytest.mark.slow
 async def test_work_that_comes_later(gateway, work):
     """A process without an active thread is paused when any of its threads begins to work."""
     program = work(LATER)
@@ -355,6 +357,7 @@ async def test_work_that_comes_later(gateway, work):
     assert end(gateway, program)[0] == "not traced\n"
 
 
+@pytest.mark.slow
 async def test_work_that_comes_later_and_cannot_be_paused(gateway, work):
     """When another thread begins to work, and no thread can be paused, the request is refused with the reason."""
     program = work(NO_DEBUGPY + LATER)
@@ -450,6 +453,7 @@ async def test_fork(gateway, work):
     assert "not traced" in end(gateway, program)[0]
 
 
+@pytest.mark.slow
 async def test_stopped_from_outside(gateway, work):
     """A process stopped by SIGSTOP is reported as not answering; after SIGCONT it pauses."""
     program = work()
@@ -533,6 +537,7 @@ async def test_pause_by_http(gateway, work):
     assert end(gateway, program)[0] == "not traced\n"
 
 
+@pytest.mark.slow
 def test_pause_by_http_in_vain(gateway, work):
     """An invalid POST /pause is refused; one that times out reports the current line, and is withdrawn."""
     program = work(SLEEPS, FOR_S="9")

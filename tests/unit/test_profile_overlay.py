@@ -252,6 +252,7 @@ def test_critic_only_where_there_is_one() -> None:
     assert "critic.ppo_mini_batch_size" not in said(lay()), "unless somebody says otherwise it is the actor's"
 
 
+@pytest.mark.slow
 def test_shrunk_numbers_divide_each_other() -> None:
     """Whatever the user's numbers, batch * n is a multiple of the ranks, mini divides batch, micro divides mini."""
     draw = random.Random(0)

@@ -130,6 +130,7 @@ def connect(gateway: GatewayUnderTest) -> socket.socket:
     return socket.create_connection(("127.0.0.1", gateway.dial_port), timeout=20)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_process_waits_for_a_gateway_that_is_not_there_yet(gateway):
     """F20: a breakpoint reached without a gateway waits for the next gateway, and the job's log says so."""
