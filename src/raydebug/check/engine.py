@@ -42,7 +42,9 @@ def judge(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
     if "failed" not in facts:
         return []
     failed, place = facts["failed"], facts["failed"]["where"]
-    failure = f"{failed['type']}: {_sentence(failed['message'])}"
+    lines = [line.strip() for line in failed["message"].strip().splitlines() if "errors.pydantic.dev" not in line]
+    message = re.sub(r" \[type=.*?\]$", "", ": ".join(lines))  # without pydantic's frame around it
+    failure = f"{failed['type']}: {message}"
     # An engine in a process of its own reports only that it failed: its own traceback is in the output.
     if "root cause" in failed["message"] or "initialization failed" in failed["message"]:
         first = diagnose(read_text(facts.get("output", ""), "vLLM")).first
@@ -53,12 +55,6 @@ def judge(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
     return [
         finding(FINDINGS[phase], phase=phase, phases=phases, failure=failure, place=place, fix=fix, overrides=overrides)
     ]
-
-
-def _sentence(message: str) -> str:
-    """Return what a message says, without pydantic's frame around it."""
-    lines = [line.strip() for line in message.strip().splitlines() if "errors.pydantic.dev" not in line]
-    return re.sub(r" \[type=.*?\]$", "", ": ".join(lines))
 
 
 def _fix(failure: str, config: TrainingConfig) -> tuple[str, dict[str, str | None]]:

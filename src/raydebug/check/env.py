@@ -82,8 +82,10 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
     on_cpu = is_on_cpu(facts["variables"])
     # The trainer's rules take 10 ms to import, and only this variable's text names a key.
     keys = target.checks.keys if BACKEND in facts["variables"] else {}
+    # The rollout engine that the command names; vllm where it names none.
+    engines = ["vllm", *(match[1] for word in target.arguments if (match := _ENGINE.fullmatch(word)))]
     return [
-        *judge_packages(facts, trainer=target.program.trainer.name if target.program else None, engine=_engine(target)),
+        *judge_packages(facts, trainer=target.program.trainer.name if target.program else None, engine=engines[-1]),
         *(judge_platform(facts) if target.program and not target.elsewhere else ()),
         *judge_variables(facts, target.caller, keys),
         *([] if target.elsewhere else _judge_machine(target, facts, on_cpu=on_cpu)),
@@ -100,12 +102,6 @@ def _judge_machine(target: Target, facts: Facts, *, on_cpu: bool) -> Iterator[Fi
     gpus_only = f"{name} {version}".strip() if trains_on_gpus_only(target.program, version) else ""
     wants_training = target.program is not None
     yield from env_machine.judge_gpus(facts, on_cpu=on_cpu, wants_training=wants_training, gpus_only=gpus_only)
-
-
-def _engine(target: Target) -> str:
-    """Return the rollout engine that a command names; vllm where it names none."""
-    names = [match[1] for word in target.arguments if (match := _ENGINE.fullmatch(word))]
-    return names[-1] if names else "vllm"
 
 
 def judge_platform(facts: Mapping[str, Any]) -> Iterator[Finding]:

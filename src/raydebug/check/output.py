@@ -87,6 +87,10 @@ def record(target: Target, outcomes: Sequence[Outcome], started: float) -> None:
     """Write the outcome into a run folder of its own, as a run does; ignore a full disk. `started` is Unix time."""
     cluster = target.cluster
     failed = next((outcome for outcome in outcomes if outcome.status == FAILED), None)
+    first_error = None
+    if failed:
+        error = next(finding for finding in failed.findings if finding.severity == "error")
+        first_error = {"kind": error.code, "text": error.what, "who": f"stage {failed.stage}", "place": ""}
     flavour = cluster.flavour if cluster else ""
     moment = datetime.fromtimestamp(started).strftime("%H%M%S")  # noqa: DTZ006 - as the user's clock has it
     run = Run(
@@ -100,7 +104,7 @@ def record(target: Target, outcomes: Sequence[Outcome], started: float) -> None:
         ended=time.time(),
         status="failed" if failed else "succeeded",
         exit_code=1 if failed else 0,
-        first_error=_first_error(failed) if failed else None,
+        first_error=first_error,
         phases=_phases(outcomes),
         findings=[
             {**finding.as_json(), "stage": outcome.stage} for outcome in outcomes for finding in outcome.findings
@@ -109,11 +113,6 @@ def record(target: Target, outcomes: Sequence[Outcome], started: float) -> None:
     with contextlib.suppress(OSError):
         RunFolder(run.id).write(run)
         remove_oldest(CHECK)
-
-
-def _first_error(failed: Outcome) -> dict[str, str]:
-    first: Finding = next(finding for finding in failed.findings if finding.severity == "error")
-    return {"kind": first.code, "text": first.what, "who": f"stage {failed.stage}", "place": ""}
 
 
 def _phases(outcomes: Sequence[Outcome]) -> list[Phase]:

@@ -288,7 +288,11 @@ class Group:
         finally:
             debugger.finish_line()
         if debugger.session.running:
-            debugger.stopping = asyncio.ensure_future(_show_stop(debugger))
+
+            async def show_stop() -> None:
+                debugger.say(await wait_for_stop(debugger))
+
+            debugger.stopping = asyncio.ensure_future(show_stop())
             # Where the group only prints that the session ended, asyncio must not complain about this failure.
             debugger.stopping.add_done_callback(lambda task: task.cancelled() or task.exception())
         return text
@@ -319,10 +323,6 @@ class Group:
             if task.done() and task.exception() is not None and self.lone:
                 await task
         return [debugger for debugger in waited if debugger.stopping is not None and not debugger.stopping.done()]
-
-
-async def _show_stop(debugger: Debugger) -> None:
-    debugger.say(await wait_for_stop(debugger))
 
 
 async def _in_time(

@@ -10,7 +10,7 @@ import atexit
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -225,7 +225,9 @@ def finish_record(folder: Path) -> None:
         record = json.loads(file.read_text(encoding="utf-8"))
         found = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != file]
         kept = {str(path.relative_to(folder)): [path.stat().st_size, _hash_whole(path)] for path in found}
-        record |= {"files": kept, "steps": [step for step in record["steps"] if _has_step(kept, step)]}
+        # Source: verl 0.9.1 utils/skip/rollout_skip.py: PROJECT/SIZES/STEP/INNER/tq_batch.pt.
+        folders = {part for name in kept for part in Path(name).parts[-3:-2]}
+        record |= {"files": kept, "steps": [step for step in record["steps"] if str(step) in folders]}
         file.write_text(json.dumps(record, indent=1), encoding="utf-8")
     except (OSError, ValueError) as failure:
         render.say(f"raydebug: the record in {folder} is not complete: {failure}")
@@ -233,11 +235,6 @@ def finish_record(folder: Path) -> None:
     kilobytes = sum(path.stat().st_size for path in found) / 1000
     said = f"steps {', '.join(map(str, record['steps']))}" if record["steps"] else "no step"
     render.say(f"raydebug: recorded {said} in {folder} ({kilobytes:,.0f} kB); train on it with: --replay {folder}")
-
-
-def _has_step(files: Iterable[str], step: int) -> bool:
-    # Source: verl 0.9.1 utils/skip/rollout_skip.py: PROJECT/SIZES/STEP/INNER/tq_batch.pt.
-    return any(Path(name).parts[-3:-2] == (str(step),) for name in files)
 
 
 def read_record(folder: Path) -> dict[str, Any]:

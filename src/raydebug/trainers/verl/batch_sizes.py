@@ -70,7 +70,8 @@ def judge_batch(config: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _train(sizes, config)
     sizes = replace(sizes, train=sizes.fitting_train())  # from here on as if each fix were applied
     is_v1 = bool(trainer.get("use_v1", False))
-    parts = [(path, value_at(config, path)) for path in (ACTOR, *(["critic"] if _has_critic(config) else []))]
+    has_critic = isinstance(config.get("critic"), Mapping) and needs_critic(partial(value_at, config))
+    parts = [(path, value_at(config, path)) for path in (ACTOR, *(["critic"] if has_critic else []))]
     multiple = sizes.shares
     for path, part in parts:
         if f"{MICRO}_per_gpu" not in part:
@@ -89,10 +90,6 @@ def judge_batch(config: Mapping[str, Any]) -> Iterator[Finding]:
             # Before 0.9 the last micro batch of log probabilities may be short: verl 0.4.1 workers/actor/dp_actor.py.
             whole = padded if "use_v1" in trainer else 0
             yield from _micro(f"{path}.log_prob_micro_batch_size", part, "log_prob_micro_batch_size", whole, sizes)
-
-
-def _has_critic(config: Mapping[str, Any]) -> bool:
-    return isinstance(config.get("critic"), Mapping) and needs_critic(partial(value_at, config))
 
 
 def _sizes_of(config: Mapping[str, Any]) -> Sizes | None:
