@@ -102,7 +102,8 @@ class Recorder:
         *lines, rest = (self._rest + text).split("\n")
         self.log_chars += len(text) - sum(len(line) + 1 for line in lines if _OF_CLUSTER.match(line))
         self._rest = rest[-REST_CHARS:]
-        now, shown, phases = self._now(), list[Finding](), self._phases
+        now, phases = self._now(), self._phases
+        shown: list[Finding] = []
         for line in lines:
             steps = phases.step_count
             phases.take(line, now)
