@@ -21,7 +21,6 @@ from raydebug.jobs.logs import (
     Source,
     find_sources,
     follow_lines,
-    of_node,
     rank_of,
     read_pattern,
     read_since,
@@ -39,13 +38,20 @@ NAMES = [
 
 def test_files_of_a_job():
     """A job has its driver's file and those of its workers, with role, rank and pid; another job's are left out."""
-    found = of_node("n", NAMES, "raydebug-1", "02000000", {("n", 7): ACTOR})
+    dashboard: Any = SimpleNamespace(
+        actors=lambda _: [{**ACTOR, "node_id": "n"}],
+        nodes=lambda: [{"node_id": "n", "node_ip": "10.0.0.1"}],
+        log_names=lambda _: NAMES,
+    )
+    job: Any = {"submission_id": "raydebug-1", "job_id": "02000000"}
+    found = find_sources(dashboard, job)
     assert [f"{s.title}, {s.stream}" for s in found] == [
         *("driver, log", "WorkerDict rank 3, err", "WorkerDict rank 3, out", "task pid 9, out"),
     ]  # fmt: skip
     assert [s.title for s in select_sources(found, "worker", None)] == ["WorkerDict rank 3"] * 2
     assert [s.title for s in select_sources(found, None, 3)] == ["WorkerDict rank 3"] * 2
-    assert of_node("n", NAMES, "raydebug-1", "", {}) == [Source("n", "job-driver-raydebug-1.log", "driver")]
+    begins = find_sources(dashboard, {**job, "job_id": None})
+    assert begins == [Source("n", "job-driver-raydebug-1.log", "driver")]
 
 
 class TwoNodes:
