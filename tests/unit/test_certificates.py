@@ -239,6 +239,13 @@ def test_no_failures() -> None:
     assert certify(evidence(words={"how": "exit", "code": 0})).kind == WANTED
 
 
+@pytest.mark.parametrize(("node", "kind"), [("10.0.0.7", FOLLOWED), ("10.0.0.8", "sigkill")])
+def test_a_parent_is_of_the_same_node(node: str, kind: str) -> None:
+    """A process follows its parent's end, and not that of a process with the parent's id on another node."""
+    other = Certificate(1, "Trainer", 77, node, 0.5)
+    assert certify(evidence(child_of=77, others=[other])).kind == kind
+
+
 def test_a_certificate_says_what_it_does_not_know() -> None:
     """Where the sender of a signal is not known, the certificate says where it is; Slurm's jobs are named."""
     (unknown,) = certify(evidence(status=15, birth={**BIRTH, "scheduler": "Slurm, job 42"})).unknown

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +15,8 @@ from raydebug.client import gateway_client
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 from raydebug.protocol import client_handshake, wire
-from raydebug.protocol.records import BreakpointSpec
+from raydebug.protocol.questions import CENSUS, Nothing
+from raydebug.protocol.records import MAX_ITEMS, BreakpointSpec
 
 TOKEN, NONCE = "t" * 64, "a" * 64
 LONG = b'{"pauses": "%s"}' % (b"x" * 300_000)
@@ -129,3 +131,23 @@ def test_breakpoints_that_are_not_all_set(tmp_path: Path, monkeypatch: pytest.Mo
         )
     assert (raised.value.code, raised.value.cause) == ("gateway.breaks", "it was given 2 and answered with 1")
     assert sent == ["POST /breaks", "DELETE /breaks/b1"]
+
+
+def test_more_processes_than_a_gateway_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question to more processes than a gateway takes in a list is sent in parts."""
+    asked: list[list[str]] = []
+
+    def request(cluster: object, method: str, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        asked.append(body["only"])
+        return {"processes": [{"instance": name, "threads": []} for name in body["only"]], "frames": {}}
+
+    monkeypatch.setattr(gateway_client, "request", request)
+    names, cluster = [f"i{number}" for number in range(2 * MAX_ITEMS + 1)], cast(Any, None)
+    for answers in (
+        gateway_client.fetch_stacks(cluster, only=names, timeout_s=1.0),
+        gateway_client.ask_processes(cluster, CENSUS, Nothing(), only=names, timeout_s=1.0),
+    ):
+        assert [answer["instance"] for answer in answers] == names
+    assert [len(part) for part in asked] == 2 * [MAX_ITEMS, MAX_ITEMS, 1]
+    gateway_client.fetch_stacks(cluster, timeout_s=1.0)
+    assert asked[-1] == []

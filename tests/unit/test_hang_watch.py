@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from test_stack_verdicts import LOADING, collective, frame, process
 
+from raydebug.stacks import hang_watch
 from raydebug.stacks.hang_watch import longest_call
 from raydebug.stacks.progress import Progress
 
@@ -204,3 +206,18 @@ def test_longest_call() -> None:
         "longest call: another process in tool search of sample a, which asks http://tools/find, for 50 s or more"
     )
     assert longest_call([], {}) is None
+
+
+def test_the_process_of_the_verdict_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--on-hang pause` pauses the process that the verdict names, also where another node has its process id."""
+    sample = [process(rank, *LOADING, pid=77, instance=f"i{rank}", ip=f"10.0.0.{rank}") for rank in (0, 1)]
+    targets: list[str] = []
+
+    def request(cluster: object, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        targets.append(body["target"])
+        return {"pause": {"id": "1"}}
+
+    monkeypatch.setattr(hang_watch, "request", request)
+    cluster: Any = SimpleNamespace(name="default")
+    assert hang_watch._pause(cluster, "i1", sample) == "pid 77 is paused: raydebug attach 1"
+    assert targets == ["instance:i1"]

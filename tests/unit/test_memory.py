@@ -335,15 +335,17 @@ def test_a_node_whose_first_process_is_silent() -> None:
     assert screen.node_line(document["nodes"][0]).startswith("node this node   1.00 GiB of 1.00 GiB in use")
 
 
-@pytest.mark.parametrize(("pid", "found"), [("7", ["a", "b"]), (7, ["a", "b"]), ("10.0.0.5:7", ["b"])])
-def test_a_pid_that_two_nodes_have(pid: int | str, found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a process id that two nodes have, both processes are asked; with the node, one."""
+def test_a_pid_that_two_nodes_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process id that two nodes have is refused, with both; with the node it is one process."""
     one: Any = look(0, 1).processes[0]
     there = [{**one, "instance": name, "process": {**one["process"], "ip": ip}}
              for name, ip in (("a", "10.0.0.4"), ("b", "10.0.0.5"))]  # fmt: skip
     monkeypatch.setattr("raydebug.memory.look.ask_processes", lambda *_, **__: there)
     monkeypatch.setattr("raydebug.memory.look.fetch_step", lambda *_: None)
-    assert [process["instance"] for process in look_at(None, "j", pid=pid).processes] == found
+    with pytest.raises(RaydebugError, match="2 processes have the id 7") as refused:
+        look_at(None, "j", pid="7")
+    assert refused.value.fix == "name one: --pid 7@10.0.0.4"
+    assert [process["instance"] for process in look_at(None, "j", pid="7@10.0.0.5").processes] == ["b"]
 
 
 OPEN = "from raydebug.worker import control_channel\ncontrol_channel.open_channel()\n"
@@ -354,11 +356,11 @@ def test_a_process_asked_by_its_id(tmp_path: Path) -> None:
     with open_gateway(tmp_path) as gateway:
         program = gateway.start(f"{OPEN}print('ready', flush=True)\nimport time\ntime.sleep(60)\n", RAYDEBUG_JOB="j")
         assert program.stdout.readline() == "ready\n"
-        (process,) = look_at(gateway, "j", pid=program.pid, census=True).processes
+        (process,) = look_at(gateway, "j", pid=str(program.pid), census=True).processes
         assert (process["state"], process["answer"]["pss"] > 0) == ("answered", True)
         assert look_at(gateway, "another job").processes == []
         with pytest.raises(RaydebugError, match="no process of a job has the id 1"):
-            look_at(gateway, "j", pid=1)
+            look_at(gateway, "j", pid="1")
 
 
 # Snapshots of a GPU's allocator

@@ -190,6 +190,27 @@ def test_names_of_workers_are_asked_for_once(cluster: Cluster) -> None:
     assert nodes == ["10.0.0.1"]  # pid 7 of the other is another
 
 
+@pytest.mark.parametrize(("node_id", "held"), [("n1", 60), ("n2", 1), (None, 0)])
+def test_memory_of_a_process_that_has_ended(cluster: Cluster, node_id: str | None, held: int) -> None:
+    """A death certificate has the memory of its own process: pods number their processes alike."""
+
+    class Ray:
+        def nodes(self) -> list[dict[str, str]]:
+            return [{"node_id": name, "node_ip": name, "state": "ALIVE"} for name in ("n2", "n1")]
+
+        def node_statistics(self, node: str) -> dict[str, Any]:
+            rss = {"n1": 60, "n2": 1}[node]
+            return {"workers": [{"pid": 77, "cmdline": ["ray::Trainer"], "memoryInfo": {"rss": rss}}]}
+
+        def job(self, _: str) -> dict[str, str]:
+            return {}
+
+    made = Recorder(cluster, about(), ["python", "train.py"])
+    made._changes = [{}]
+    made._sample(cast("Dashboard", Ray()))
+    assert made._progress_of({"pid": 77, "node_id": node_id})[0] == held
+
+
 def test_a_long_run_has_a_small_record(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
     """However long it runs, a record has at most so many samples; the highest memory and the mean load stay."""
     monkeypatch.setattr(memory_samples, "MOST_SAMPLES", 2_000)

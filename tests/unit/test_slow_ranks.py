@@ -81,7 +81,7 @@ def test_slow_rank(ranks: int, slow: int) -> None:
     assert (verdict["kind"], verdict["certainty"], verdict["ranks"], verdict["pids"]) == (
         "slow-rank", "likely", [slow], [100 + slow]
     )  # fmt: skip
-    assert verdict["next"] == f"raydebug attach --pid {100 + slow}"
+    assert verdict["next"] == f"raydebug attach --pid {100 + slow}@10.0.0.1"
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -71,7 +71,7 @@ def test_collectives_by_stacks(samples: Any, kind: str, certainty: str, ranks: l
     verdict = judge(samples)
     assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == (kind, certainty, ranks)
     assert words in verdict["text"]
-    following = {MISSING: "raydebug attach --pid ", MISMATCH: "raydebug attach --pid 103"}
+    following = {MISSING: "raydebug attach --pid ", MISMATCH: "raydebug attach --pid 103@10.0.0.1"}
     assert (verdict["next"] or "").startswith(following.get(kind, ""))
 
 
@@ -155,7 +155,7 @@ def test_recorded_calls(samples: Any, kind: str, certainty: str, ranks: list[int
     assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == (kind, certainty, ranks)
     assert text in verdict["text"]
     assert verdict["next"] == (
-        "raydebug diagnose" if kind == "crashed-peer" else f"raydebug attach --pid {100 + ranks[0]}"
+        "raydebug diagnose" if kind == "crashed-peer" else f"raydebug attach --pid {100 + ranks[0]}@10.0.0.1"
     )
 
 

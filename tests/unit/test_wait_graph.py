@@ -255,8 +255,8 @@ def test_request_without_an_answer() -> None:
 def test_same_process_id_on_two_nodes() -> None:
     """Containers number their processes alike: words and requests belong to the process of their own node."""
     waits = frame("/env/lib/python3.11/site-packages/vllm/v1/engine/core_client.py", 9, "get_output_async")
-    engine = process(None, frame("/job/e.py", 5, "step"), role="VLLM::EngineCore", pid=10, ip="10.0.0.2")
-    far = {**actor("Other", 9, *STUCK), "instance": "far", "ip": "10.0.0.2"}
+    engine = process(None, frame("/job/e.py", 5, "step"), role="VLLM::EngineCore", pid=10, ip="10.0.0.2", node_id="n2")
+    far = {**actor("Other", 9, *STUCK), "instance": "far", "ip": "10.0.0.2", "node_id": "n2"}
     look = [driver("ab"), actor("Rollout", 9, waits), far, engine]
     words: dict[str, TrainingWords] = {"9": {"requests": [{"id": "req-3", "engine": 10}]}, "far": {"step": 4}}
     graph = Graph(look, [task("ab", "Rollout.generate", "Rollout")], words)

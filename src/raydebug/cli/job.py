@@ -115,7 +115,7 @@ def stop(job: _Id = None, name: Name = "default") -> None:
     from raydebug.cluster.state import name_option
 
     dashboard = _dashboard(name)
-    found = _find(dashboard, job, to_stop=True)
+    found = _find(dashboard, job)
     submission_id = found["submission_id"]
     if _has_ended(dashboard, submission_id):
         render.say(f"job {submission_id} has ended already: {found['status'].lower()}")
@@ -156,28 +156,23 @@ def _dashboard(name: str) -> Dashboard:
     return Dashboard(load_cluster(name))
 
 
-def _find(dashboard: Dashboard, wanted: str | None, *, to_stop: bool = False) -> JobInfo:
-    """Return the job with an id, or whose id begins so; without one this user's last.
-
-    Without an id it is the last job that was submitted from here; to be read, else the last one that any raydebug has
-    submitted, or anybody; to be stopped, no other.
-    """
+def _find(dashboard: Dashboard, wanted: str | None) -> JobInfo:
+    """Return the job with an id, or whose id begins so; without one the last that was submitted from here."""
     from raydebug.jobs.submit import ID_PREFIX
     from raydebug.runs.folder import runs_dir
 
     jobs = dashboard.submitted_jobs()
     if wanted is None and jobs:
         ours = [job for job in jobs if job["submission_id"].startswith(ID_PREFIX)]
-        own = [job for job in ours if (runs_dir() / job["submission_id"]).is_dir()]
-        if to_stop and not own:
-            last_of_raydebug = f", the last one of any raydebug {ours[-1]['submission_id']}" if ours else ""
-            raise RaydebugError(
-                "no job of this cluster was submitted from here",
-                cause=f"its last job is {jobs[-1]['submission_id']}{last_of_raydebug}",
-                fix="name the job: raydebug job stop JOB; `raydebug job list` shows them",
-                code="job.not-ours",
-            )
-        return (own or ours or jobs)[-1]
+        if own := [job for job in ours if (runs_dir() / job["submission_id"]).is_dir()]:
+            return own[-1]
+        last_of_raydebug = f", the last one of any raydebug {ours[-1]['submission_id']}" if ours else ""
+        raise RaydebugError(
+            "no job of this cluster was submitted from here",
+            cause=f"its last job is {jobs[-1]['submission_id']}{last_of_raydebug}",
+            fix="name the job; `raydebug job list` shows them",
+            code="job.not-ours",
+        )
     found = [job for job in jobs if wanted is None or job["submission_id"].startswith(wanted)]
     exact = [job for job in found if job["submission_id"] == wanted]
     if len(exact or found) == 1:

@@ -11,6 +11,7 @@ import typer
 from raydebug import render
 from raydebug.cli.options import Json, Name
 from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.protocol.names import pid_option
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
@@ -34,7 +35,7 @@ def memory(
         typer.Option("--seconds", min=0.1, help="With --growth: how long a step is, of a program that says none."),
     ] = None,
     pid: Annotated[
-        str | None, typer.Option("--pid", metavar="[NODE:]PID", help="One process, and who holds its memory.")
+        str | None, typer.Option("--pid", metavar="PID[@IP]", help="One process, and who holds its memory.")
     ] = None,
     snapshot: Annotated[
         Path | None, typer.Option("--snapshot", metavar="FILE", help="Read a snapshot of torch's GPU allocator.")
@@ -137,9 +138,10 @@ def _show(looks: list[Look], *, as_json: bool, name: str) -> None:
             render.say(f"pid {process['pid']} has more objects than could be counted in time")
     for growth in grown[:5]:
         render.out(render.visible(f"grows: {growth.text()}"))
-    if pid := next((growth.pid for growth in grown if growth.kind != "child"), None):
+    if first := next((growth for growth in grown if growth.kind != "child"), None):
         option = "" if name == "default" else f" --name {name}"
-        render.say(f"next: raydebug memory --pid {pid}{option}        (what else it holds)")
+        process = pid_option({"pid": first.pid, "ip": first.ip})
+        render.say(f"next: raydebug memory --pid {process}{option}        (what else it holds)")
     if len(looks) > 1 and not grown:
         render.out("grows: nothing")
 

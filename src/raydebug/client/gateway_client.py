@@ -32,7 +32,7 @@ from raydebug.protocol.listings import (
 )
 from raydebug.protocol.names import name_process
 from raydebug.protocol.questions import Answer, Body, Question
-from raydebug.protocol.records import BreakpointSpec
+from raydebug.protocol.records import MAX_ITEMS, BreakpointSpec
 from raydebug.protocol.snapshot import IS_ID, SnapshotSummary
 from raydebug.protocol.snapshot import MAX_BYTES as SNAPSHOT_BYTES
 
@@ -191,10 +191,17 @@ def ask_processes(
     Raises:
         RaydebugError: the gateway does not answer, refuses the token, or does not know the question.
     """
-    asked = {"body": body, "job": job, "only": [*only], "timeout_s": timeout_s}
-    found = request(cluster, "POST", f"/processes/{question.name}", asked, PROCESSES_TIMEOUT_S + timeout_s)
-    answers: list[ListedAnswer[Answer]] = found["processes"]
+    answers: list[ListedAnswer[Answer]] = []
+    for part in _parts(only):
+        asked = {"body": body, "job": job, "only": part, "timeout_s": timeout_s}
+        path = f"/processes/{question.name}"
+        answers += request(cluster, "POST", path, asked, PROCESSES_TIMEOUT_S + timeout_s)["processes"]
     return answers
+
+
+def _parts(instances: Sequence[str]) -> list[list[str]]:
+    """Return instances in lists that a gateway takes; one empty list for all processes."""
+    return [[*instances[begin : begin + MAX_ITEMS]] for begin in range(0, max(1, len(instances)), MAX_ITEMS)]
 
 
 def fetch_stacks(
@@ -207,12 +214,15 @@ def fetch_stacks(
     Raises:
         RaydebugError: the gateway does not answer, or refuses the token.
     """
-    question = {"job": job, "only": [*only], "timeout_s": timeout_s, "digests": True}
-    answer = request(cluster, "POST", "/stacks", question, PROCESSES_TIMEOUT_S + timeout_s)
-    processes: list[ListedStacks] = answer["processes"]
-    for process in processes:
-        process["threads"] = [with_frames(thread, answer["frames"]) for thread in process["threads"]]
-    return processes
+    found: list[ListedStacks] = []
+    for part in _parts(only):
+        question = {"job": job, "only": part, "timeout_s": timeout_s, "digests": True}
+        answer = request(cluster, "POST", "/stacks", question, PROCESSES_TIMEOUT_S + timeout_s)
+        processes: list[ListedStacks] = answer["processes"]
+        for process in processes:
+            process["threads"] = [with_frames(thread, answer["frames"]) for thread in process["threads"]]
+        found += processes
+    return found
 
 
 def fetch_snapshots(cluster: Cluster, job: str) -> list[SnapshotSummary]:

@@ -137,7 +137,10 @@ def choose(target: str, channels: list[ControlChannel]) -> ControlChannel:
     Raises:
         Refused: no process matches, or several do.
     """
-    if target.startswith(messages.PID):
+    if target.startswith(messages.INSTANCE):
+        named = target
+        found = [channel for channel in channels if channel.instance == target.removeprefix(messages.INSTANCE)]
+    elif target.startswith(messages.PID):
         pid, _, ip = target.removeprefix(messages.PID).partition("@")
         named = f"process {pid}" + (f" at {ip}" if ip else "")
         own = [channel for channel in channels if str(channel.about.get("pid")) == pid]

@@ -317,7 +317,7 @@ def _signalled(of: Evidence, found: Certificate) -> Found:
 
 def _silent(of: Evidence, found: Certificate) -> Found:
     """It said nothing, and nobody has its status: SIGKILL is what is left."""
-    if any(other.pid == of.ended.get("child_of") for other in of.others):
+    if any((other.pid, other.node) == (of.ended.get("child_of"), str(of.ended.get("ip"))) for other in of.others):
         return FOLLOWED, "the end of its parent", "it said nothing"
     found.unknown.append("its exit status, which only its parent has; on the gateway's own machine raydebug has it")
     return "sigkill", "SIGKILL, or C code that exited,", f"it said nothing{_not_for_memory(of)}{_held(of)}"

@@ -14,6 +14,7 @@ from raydebug.client.gateway_client import request
 from raydebug.errors import RaydebugError
 from raydebug.jobs.certificate import BACK, WANTED, Certificate, Evidence, certify
 from raydebug.jobs.pace import Pace
+from raydebug.protocol.names import is_same_node
 
 if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard
@@ -27,8 +28,8 @@ NEAR_S = 30.0  # between the clocks of two nodes, and Ray's knowledge of an end
 OF_ANOTHER_VERSION = KeyError, TypeError, ValueError  # what a gateway or a Ray of another version leads to
 LOG_LINES = 200  # of the end of a worker's log, which has the stack of a fatal signal
 
-Progress = Callable[[int], tuple[int, str, int | None]]
-"""Returns of a process id: bytes it held when last measured, and the phase and step of the training."""
+Progress = Callable[["EndedProcess"], tuple[int, str, int | None]]
+"""Returns of an ended process: bytes it held when last measured, and the phase and step of the training."""
 
 
 def fetch_deaths(cluster: Cluster, job: str, after: int = 0) -> list[EndedProcess]:
@@ -105,7 +106,7 @@ class DeathWatch:
 
     def _gather(self, dashboard: Dashboard, ended: EndedProcess, job: Mapping[str, Any]) -> Evidence:
         pid = ended.get("pid") or 0
-        rss, phase, step = self._at.setdefault(ended["number"], self._progress(pid))
+        rss, phase, step = self._at.setdefault(ended["number"], self._progress(ended))
         age_s = time.time() - ended["at"]
         found: dict[str, Any] = {"job": job}
 
@@ -115,7 +116,8 @@ class DeathWatch:
             return found.get(name) or {}
 
         def is_its(row: Mapping[str, Any]) -> bool:  # other nodes and times have this process id, too
-            return not row.get("is_alive") and abs((row.get("end_time_ms") or 0) / 1000 - ended["at"]) < NEAR_S
+            is_near = abs((row.get("end_time_ms") or 0) / 1000 - ended["at"]) < NEAR_S
+            return not row.get("is_alive") and is_near and is_same_node(row, ended)
 
         phase, parent = phase if step is not None else "", ended.get("child_of")
         if not parent and "raylet" not in ended["node"]:

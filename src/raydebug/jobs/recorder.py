@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard, JobInfo
     from raydebug.cluster.state import Cluster
     from raydebug.findings import Finding
+    from raydebug.protocol.death import EndedProcess
     from raydebug.trainers.trainer import Trainer
 
 WRITE_EVERY_S = 5.0
@@ -82,7 +83,7 @@ class Recorder:
         self.numbers: dict[str, Finding] = {}  # what the metrics of the steps showed, by code
         self.snapshots: dict[str, SnapshotSummary] = {}  # in the folder, by id
         self._keeps_snapshots = True
-        self._held: dict[int, int] = {}  # bytes of each process when it was last measured
+        self._held: dict[tuple[str, int], int] = {}  # bytes of each process, by node and pid, when last measured
         self.deaths = DeathWatch(cluster, self._id, self._progress_of)
         self._rest = ""
         self.log_chars = 0  # without what Ray says of the cluster
@@ -158,9 +159,10 @@ class Recorder:
         self._findings.append({"code": code, "severity": severity, "what": what, "why": why, "fix": fix, "at_s": at_s})
         self._write(None)
 
-    def _progress_of(self, pid: int) -> tuple[int, str, int | None]:
-        steps = self._phases.steps
-        return self._held.get(pid, 0), self._phases.current, steps[-1]["step"] + 1 if steps else None
+    def _progress_of(self, ended: EndedProcess) -> tuple[int, str, int | None]:
+        steps, pid, node_id = self._phases.steps, ended.get("pid"), ended.get("node_id")
+        held = [rss for (of, key), rss in self._held.items() if key == pid and node_id in (None, of)]
+        return held[0] if len(held) == 1 else 0, self._phases.current, steps[-1]["step"] + 1 if steps else None
 
     def take_findings(self, findings: Sequence[dict[str, str]]) -> None:
         """Record what was found out about the run, as `report` shows it."""
@@ -256,8 +258,8 @@ class Recorder:
         for node_id, found in statistics.items():
             titles = {pid: title for (of, pid), title in self._titles.items() if of == node_id}
             self._memory.take(nodes[node_id], found, at_s, titles)
-        for _, worker in workers:
-            self._held[worker.get("pid", 0)] = (worker.get("memoryInfo") or {}).get("rss", 0)
+        for node_id, worker in workers:
+            self._held[node_id, worker.get("pid", 0)] = (worker.get("memoryInfo") or {}).get("rss", 0)
 
     def _now(self) -> float:
         """Return the time in seconds since the epoch; it does not jump when the clock is set."""

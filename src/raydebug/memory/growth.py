@@ -27,6 +27,7 @@ class Growth:
     """What grows in a process each step, or each second; `holder` is empty for what no object of Python holds."""
 
     pid: int | None
+    ip: str | None
     process: str
     holder: str
     kind: str
@@ -66,8 +67,9 @@ def find_growth(looks: Sequence[Look]) -> list[Growth]:
             sizes = [whole - own for whole, own in zip(known, left, strict=False)]
             grown = [("", "", "", 0, sizes[-1] - sizes[0])] if _is_even(sizes, at, LEAST_UNSEEN) else []
         length, per = at[-1] - at[0], "step" if by_steps else "second"
+        of = (process["pid"], process["ip"], name_process(process))
         found += [
-            Growth(process["pid"], name_process(process), holder, kind, what, count / length, more / length, per)
+            Growth(*of, holder, kind, what, count / length, more / length, per)
             for holder, kind, what, count, more in grown
         ]
     return sorted(found, key=lambda growth: (not growth.kind, -growth.bytes))

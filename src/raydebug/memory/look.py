@@ -11,11 +11,12 @@ from raydebug.client.gateway_client import ask_processes
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol.memory import Holder
 from raydebug.protocol.messages import UNKNOWN
+from raydebug.protocol.names import name_process
 from raydebug.protocol.questions import CENSUS, MEMORY, TRAINING, Nothing
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
-    from raydebug.protocol.listings import ListedAnswer, ListedProcess
+    from raydebug.protocol.listings import ListedAnswer
     from raydebug.protocol.memory import Census, ProcessMemory
     from raydebug.protocol.training import TrainingWords
 
@@ -39,14 +40,23 @@ class Look:
     others: Sequence[ListedAnswer[ProcessMemory]] = ()
 
 
-def look(cluster: Cluster, job: str | None, *, pid: int | str | None = None, census: bool = False) -> Look:
-    """Ask all processes of a job, or one (PID or NODE:PID), for their memory, and for who holds it.
+def look(cluster: Cluster, job: str | None, *, pid: str | None = None, census: bool = False) -> Look:
+    """Ask all processes of a job, or one (PID or PID@IP), for their memory, and for who holds it.
 
     Raises:
-        RaydebugError: the gateway does not answer; there is no process of this id, or its raydebug knows no `memory`.
+        RaydebugError: the gateway does not answer; there is no process of this id, or several nodes have one; its
+            raydebug knows no `memory`.
     """
     answers = ask_processes(cluster, MEMORY, NOTHING, job=job, timeout_s=ANSWER_S)
-    wanted = [answer for answer in answers if pid is None or str(pid) in _names_of(answer["process"])]
+    number, _, ip = (pid or "").partition("@")
+    of = [answer for answer in answers if str(answer["process"]["pid"]) == number]
+    wanted = [answer for answer in of if ip in ("", answer["process"]["ip"])] if pid else answers
+    if pid is not None and len(wanted) > 1:
+        which = [f"{number}@{answer['process']['ip']} ({name_process(answer['process'])})" for answer in wanted]
+        raise UsageError(
+            f"{len(wanted)} processes have the id {pid}", cause=", ".join(which),
+            fix=f"name one: --pid {which[0].split()[0]}", code="memory.ambiguous",
+        )  # fmt: skip
     if pid is not None and not wanted:
         raise UsageError(
             f"no process of a job has the id {pid}", cause="it has ended, or it is not a process of a job",
@@ -63,11 +73,6 @@ def look(cluster: Cluster, job: str | None, *, pid: int | str | None = None, cen
     for holders in counted.values():  # code of the job can send rows with holes
         holders["holders"] = [row for row in holders.get("holders", []) if row.keys() == Holder.__annotations__.keys()]
     return Look(wanted, counted, step, at_s, [answer for answer in answers if answer not in wanted])
-
-
-def _names_of(process: ListedProcess) -> tuple[str, str]:
-    """Return PID and NODE:PID of a process: several nodes may have the same PID."""
-    return str(process["pid"]), f"{process['ip'] or ''}:{process['pid']}"
 
 
 def fetch_step(cluster: Cluster, job: str | None) -> int | None:

@@ -49,5 +49,5 @@ SENT = "sent"
 """The gateway's own: sent to the process, which has not answered yet."""
 
 # Targets of `attach`, beside the number of a pause.
-PID, WORKER = "pid:", "worker:"
-"""`pid:PID`, `pid:PID@IP`, and `worker:ID` (a prefix of the id is enough)."""
+PID, WORKER, INSTANCE = "pid:", "worker:", "instance:"
+"""`pid:PID`, `pid:PID@IP`, `worker:ID` (a prefix of the id is enough), and `instance:ID` of one process for ever."""

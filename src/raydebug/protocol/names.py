@@ -41,6 +41,23 @@ def name_process(about: Mapping[str, Any], ranks: Collection[int] | None = None)
     return name_ranks(ranks, who) if ranks else who
 
 
+def pid_option(about: Mapping[str, Any]) -> str:
+    """Return a process as `--pid` takes it: with its IP, as other nodes may have its pid, but for one of this machine.
+
+    >>> pid_option({"pid": 77, "ip": "10.0.0.2"}), pid_option({"pid": 77, "ip": "127.0.0.1"})
+    ('77@10.0.0.2', '77')
+    """
+    is_elsewhere = about.get("ip") and about["ip"] != "127.0.0.1"
+    return f"{about['pid']}@{about['ip']}" if is_elsewhere else str(about["pid"])
+
+
+def is_same_node(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two processes are on one node: by Ray's id of it where both have said that, else by their IP."""
+    if one.get("node_id") and other.get("node_id"):
+        return bool(one["node_id"] == other["node_id"])
+    return bool(one.get("ip") == other.get("ip"))
+
+
 def name_ranks(ranks: Collection[int], who: str = "") -> str:
     """Return the name of ranks.
 

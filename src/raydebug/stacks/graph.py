@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from raydebug.cluster.dashboard import UNPLACED
 from raydebug.protocol.listings import ListedStacks
+from raydebug.protocol.names import is_same_node
 from raydebug.protocol.records import ThreadStack
 from raydebug.protocol.training import TrainingWords
 from raydebug.stacks.groups import BELOW_TRAINERS, active_thread, is_idle, users_frame
@@ -252,9 +253,12 @@ class Graph:
         if task["actor_id"] in self._by_actor:
             return self._by_actor[task["actor_id"] or ""]
         processes = self._by_pid.get(task["pid"], []) if task["pid"] else []
-        node = task.get("node_id")  # a process that has never answered has not said on which node it is
-        at = (process for process in processes if None in (node, process["node_id"]) or process["node_id"] == node)
-        return next(at, None)
+        if node := task.get("node_id"):  # a process that has never answered has not said on which node it is
+            here = [process for process in processes if process["node_id"] == node]
+            ips = {process["ip"] for process in self.processes if process["node_id"] == node}
+            unsaid = [process for process in processes if process["node_id"] is None]
+            processes = here or [process for process in unsaid if not ips or process["ip"] in ips]
+        return processes[0] if len(processes) == 1 else None
 
     def _node_in(self, process: ListedStacks, task: Task) -> Node:
         """Return the thread that runs a task, or the active one."""
@@ -281,7 +285,7 @@ class Graph:
                 children = [child for child in of_process if _is_loader_worker(child)]
             else:
                 children = [child for child in of_process if child["role"].startswith(ENGINE)]
-        here = [child for child in children if child["ip"] == node.process["ip"]]
+        here = [child for child in children if is_same_node(child, node.process)]
         return [Edge(node, self.node(child), kind, node.wait.what) for child in here]
 
     def _of_pipe(self, node: Node) -> list[Edge]:
@@ -289,19 +293,23 @@ class Graph:
         if pipe is None:
             return []
         others = [process for process in self.processes if pipe in process.get("pipes", []) and not is_idle(process)]
-        near = [other for other in others if other["ip"] == node.process["ip"] and other is not node.process]
+        near = [other for other in others if is_same_node(other, node.process) and other is not node.process]
         ends = [end for end in map(self.node, near) if end.thread.get("pipe") != pipe]
         return [Edge(node, end, "queue", node.wait.what, is_seen=False) for end in ends]
 
     def _of_words(self, node: Node) -> list[Edge]:
         """Return the edges that only the training knows: requests at an engine, URLs of tools and judges."""
-        words, ip, edges = self.words_of(node.process), node.process["ip"], list[Edge]()
+        words, edges = self.words_of(node.process), list[Edge]()
         if not KINDS[node.wait.kind].has_reason and node.wait.kind != "unknown":
             return []
         for request in words.get("requests", []):
             what = f"request {request.get('id', '?')}"
-            engines = self._by_pid.get(request.get("engine"), [])
-            edges += [Edge(node, self.node(engine), "engine", what) for engine in engines if engine["ip"] == ip]
+            engines = [
+                process
+                for process in self._by_pid.get(request.get("engine"), [])
+                if is_same_node(process, node.process)
+            ]
+            edges += [Edge(node, self.node(engine), "engine", what) for engine in engines]
         buffered = {sample.get("uid") for sample in words.get("samples", []) if sample.get("state") in OF_BUFFER}
         for other in self.processes if buffered else ():  # a worker of theirs has the sample
             own = self.words_of(other).get("samples", [])

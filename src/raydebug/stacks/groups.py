@@ -35,6 +35,7 @@ class StackGroup(TypedDict):
     role: str
     ranks: list[int]
     pids: list[int]
+    instances: list[str]  # of the same processes: several nodes may have a pid
     frames: list[StackFrame]  # of the first process, innermost first
     outlier: bool
 
@@ -117,6 +118,7 @@ def group(processes: Iterable[ListedStacks]) -> list[StackGroup]:
             "role": role,
             "ranks": sorted({process["rank"] for process in members if process["rank"] is not None}),
             "pids": [process["pid"] or 0 for process in members],
+            "instances": [process["instance"] for process in members],
             "frames": active_frames(members[0]),
             "outlier": len(members) < OUTLIER_BELOW * sizes[role],
         }

@@ -126,18 +126,18 @@ class HangWatch:
                 atomic_write(recorder.folder / STACKS, json.dumps(document))
                 path = str(recorder.folder / STACKS)
                 lines.append(f"stacks: {render.command('raydebug', 'stacks', '--from', path)}")
-        if self._action == "pause" and verdict["pids"]:
-            lines.append(_pause(cluster, verdict["pids"][0], samples[-1]))
+        if self._action == "pause" and verdict["instances"]:
+            lines.append(_pause(cluster, verdict["instances"][0], samples[-1]))
         for line in lines:
             render.say(render.visible(line))
         recorder.take_hang(lines, why=verdict["text"], fix=verdict["next"] or "")
         return verdict
 
 
-def _pause(cluster: Cluster, pid: int, sample: Sequence[ListedStacks]) -> str:
-    ip = next((process["ip"] for process in sample if process["pid"] == pid), "")
+def _pause(cluster: Cluster, instance: str, sample: Sequence[ListedStacks]) -> str:
+    pid = next(process["pid"] for process in sample if process["instance"] == instance)
     try:
-        body = {"target": f"{messages.PID}{pid}@{ip}", "timeout_s": PAUSE_TIMEOUT_S}
+        body = {"target": f"{messages.INSTANCE}{instance}", "timeout_s": PAUSE_TIMEOUT_S}
         pause = request(cluster, "POST", "/pause", body)["pause"]
     except RaydebugError as error:
         return f"pid {pid} cannot be paused: {error.cause}"

@@ -18,14 +18,14 @@ SHOWN_NATIVE = 12
 
 def group_lines(groups: Sequence[StackGroup], processes: Sequence[ListedStacks]) -> Iterator[str]:
     """Yield which processes are in each group, and the frames that say where they are."""
-    native = {(process["role"], process["pid"]): process.get("native", []) for process in processes}
+    native = {process["instance"]: process.get("native", []) for process in processes}
     for group in groups:
         pids = ", ".join(map(str, group["pids"][:8]))
         who = name_ranks(group["ranks"]) if group["ranks"] else f"pid {pids}"
         count = f"  {len(group['pids'])} processes" if len(group["pids"]) > 1 else ""
         mark = "  differs from the others" if group["outlier"] else ""
         yield f"{group['role']}  {who}{count}{mark}"
-        yield from _native_lines(native.get((group["role"], group["pids"][0]), []), group["frames"])
+        yield from _native_lines(native.get(group["instances"][0], []), group["frames"])
         yield from _frame_lines(group["frames"], SHOWN_FRAMES)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from raydebug.protocol.listings import ListedAnswer
-from raydebug.protocol.names import VLLM, name_process
+from raydebug.protocol.names import VLLM, name_process, pid_option
 from raydebug.protocol.questions import CollectiveTimes
 from raydebug.render import command, duration
 from raydebug.stacks.wait_kinds import LIKELY, Verdict, make_verdict
@@ -63,10 +63,16 @@ class SlowRank(NamedTuple):
 
     def verdict(self, cause: str) -> Verdict:
         """Return the verdict; the cause is what was seen of the rank, empty if nothing was."""
-        pid = self.team.answers[self.rank]["process"]["pid"] or 0
+        answer = self.team.answers[self.rank]
         text = f"{self.text}; {cause}" if cause else self.text
-        verdict = make_verdict("slow-rank", LIKELY, text, command("raydebug", "attach", "--pid", str(pid)))
-        return {**verdict, "pids": [pid], "ranks": [self.rank]}
+        following = command("raydebug", "attach", "--pid", pid_option(answer["process"]))
+        verdict = make_verdict("slow-rank", LIKELY, text, following)
+        return {
+            **verdict,
+            "pids": [answer["process"]["pid"] or 0],
+            "instances": [answer["instance"]],
+            "ranks": [self.rank],
+        }
 
 
 def find_teams(answers: Sequence[Answer]) -> list[Team]:

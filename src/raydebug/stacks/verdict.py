@@ -146,8 +146,7 @@ class _Look:
         verdict = judge_collectives(self._waits, self._processes, self._moved, self._earlier)
         if verdict is None or verdict["kind"] != "missing-rank":
             return verdict
-        pid, ranks = verdict["pids"][0], (None, *verdict["ranks"])
-        late = next(process for process in self._processes if process["pid"] == pid and process["rank"] in ranks)
+        late = next(process for process in self._processes if process["instance"] == verdict["instances"][0])
         inside = [node for node in self._nodes if node.wait.kind == COLLECTIVE]
         reached = {edge.target.key for path in self._paths for edge in path.edges if edge.target is not None}
         reached |= {path.root.key for path in self._paths}
@@ -165,6 +164,7 @@ class _Look:
         cause, process = describe(best.end, self.graph, moved=False), best.end.process
         verdict["text"], verdict["next"] = f"{cause.text}; {verdict['text']}", attach(process)
         verdict["pids"] = [process["pid"] or 0, *verdict["pids"]]
+        verdict["instances"] = [process["instance"], *verdict["instances"]]
         return self._with_chain(verdict, [*edges, *best.edges], best.end)
 
     def _was_judged_before(self, verdict: Verdict) -> bool:
@@ -173,7 +173,7 @@ class _Look:
         working = [process for process in self._samples[-2] if process["threads"] and not is_idle(process)]
         waits = [self._before[-1].node(process).wait for process in working]
         before = judge_collectives(waits, self._samples[-2], [])
-        return before is not None and (before["kind"], before["pids"]) == (verdict["kind"], verdict["pids"])
+        return before is not None and (before["kind"], before["instances"]) == (verdict["kind"], verdict["instances"])
 
     def deadlock(self) -> Verdict | None:
         """Judge threads or actors that wait for each other."""

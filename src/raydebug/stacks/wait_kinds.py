@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple, TypedDict
 
 from raydebug.protocol.listings import ListedStacks
-from raydebug.protocol.names import name_process
+from raydebug.protocol.names import name_process, pid_option
 from raydebug.protocol.records import StackFrame, ThreadStack
 from raydebug.render import command
 from raydebug.stacks.groups import active_thread, is_library, place_of
@@ -160,6 +160,7 @@ class Verdict(TypedDict):
     text: str
     next: str | None
     pids: list[int]  # the process at the end of the chain comes first
+    instances: list[str]  # of the same processes: several nodes may have a pid
     ranks: list[int]
     chain: list[Link]  # who waits for whom, down to that process; empty where nobody waits for it
     call_age_s: float | None  # for how long that process has been in its outermost call
@@ -245,7 +246,7 @@ def count(processes: Sequence[ListedStacks]) -> str:
 
 def attach(process: ListedStacks) -> str:
     """Return the command that opens a debugger in a process."""
-    return command("raydebug", "attach", "--pid", str(process["pid"]))
+    return command("raydebug", "attach", "--pid", pid_option(process))
 
 
 def make_verdict(
@@ -258,6 +259,7 @@ def make_verdict(
         "text": text,
         "next": next_command,
         "pids": [process["pid"] or 0 for process in processes],
+        "instances": [process["instance"] for process in processes],
         "ranks": sorted({process["rank"] for process in processes if process["rank"] is not None}),
         "chain": [],
         "call_age_s": None,
