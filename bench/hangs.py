@@ -56,7 +56,7 @@ body = {"pid": 1, "world": None, "threads": [{"name": f"thread-{n}", "frames": f
 text = json.dumps(body)
 chosen = selectors.DefaultSelector()
 names = [os.urandom(8).hex() for _ in range(int(sys.argv[1]))]
-for dial_in._instance in names:
+for dial_in._secret in names:
     channel = dial_in.proven_connection(messages.CONTROL)
     channel.sendall(wire.encode(wire.event(1, messages.KNOWN, {"breaks": [], "set": [], "by_id": True})))
     chosen.register(channel, selectors.EVENT_READ, wire.Decoder())

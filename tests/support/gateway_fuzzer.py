@@ -236,7 +236,7 @@ class Fuzzer:
         writer.write(wire.encode(wire.event(1, "hello", hello(mine))))
         answer = await anext(messages)
         proof = wire.proof(TOKEN, wire.AS_PROCESS, mine, answer["body"]["nonce"])
-        about = {"pid": 4_000_000, "instance": self._chance.choice(["a", "b", "c"])}
+        about = {"pid": 4_000_000, "secret": self._chance.choice(["a", "b", "c", [1], 5])}
         if self._chance.random() < 0.2:
             about |= self._record(records.ProcessRecord, about)
         writer.write(wire.encode(wire.event(2, "proof", {"proof": proof, "purpose": purpose, "process": about})))

@@ -51,7 +51,7 @@ answers = [json.dumps(stacks(number, not older)) for number in range(count)]
 described = {"title": "ray::Worker", "actor": "WorkerDict_0:1"}
 chosen = selectors.DefaultSelector()
 for number in range(count + pauses):
-    dial_in._instance = os.urandom(8).hex()
+    dial_in._secret = os.urandom(16).hex()
     is_pause = number >= count
     s = dial_in.proven_connection(messages.PAUSE if is_pause else messages.CONTROL, timeout_s=30)
     if not is_pause:

@@ -84,12 +84,12 @@ def start(gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch) -> Start:
     for name in ("RAYDEBUG_GATEWAY", "RAYDEBUG_TOKEN_PATH"):
         monkeypatch.setenv(name, gateway.environment[name])
     monkeypatch.setattr(dial_in.records, "describe_process", dict)
-    instances = itertools.count()
+    secrets = itertools.count()
 
     def begin(*kinds: type[Simulated]) -> list[Simulated]:
         begun = []
         for pid, kind in enumerate(kinds, 1):
-            monkeypatch.setattr(dial_in, "_instance", f"i{next(instances)}")
+            monkeypatch.setattr(dial_in, "_secret", f"i{next(secrets)}")
             begun.append(kind(pid))
         while len(fetch_processes(gateway)) < len(kinds):
             pass

@@ -14,7 +14,7 @@ import pytest
 
 from gateway_fuzzer import hello
 from gateway_under_test import TOKEN, GatewayUnderTest
-from raydebug.client.gateway_client import describe_failed_tasks, fetch_pauses, fetch_processes
+from raydebug.client.gateway_client import describe_failed_tasks, fetch_pauses, fetch_processes, fetch_stacks
 from raydebug.gateway.background import Background
 from raydebug.protocol import records, wire
 from raydebug.protocol.records import BadRecord
@@ -95,7 +95,7 @@ async def test_f58_hostile_records_of_pauses(gateway):
     """F58: a bad record is refused with a log line and is not listed; lists, expiry and other pauses keep working."""
     gateway.start(PAUSES)
     (real,) = gateway.pauses()
-    process = HostileProcess(gateway, "pause", {"pid": 7, "instance": "hostile"})
+    process = HostileProcess(gateway, "pause", {"pid": 7, "secret": "hostile"})
     assert await process.dial() == "welcome"
     await process.set_up()
     answering = process.answer_all({"stackFrames": [{"id": {}, "name": ["x"], "line": "7"}]})
@@ -126,6 +126,30 @@ async def test_f58_hostile_records_of_pauses(gateway):
         time.sleep(0.1)
 
 
+async def test_a_process_that_gives_itself_the_instance_of_another(gateway):
+    """The instance that lists show does not lead to a process's place: its pause stays, and `attach` leads to it."""
+    gateway.start(f"from raydebug.worker import control_channel\ncontrol_channel.open_channel()\n{PAUSES}")
+    (real,) = gateway.pauses()
+    (instance,) = [each["instance"] for each in fetch_stacks(gateway, timeout_s=10.0)]
+    process = HostileProcess(gateway, "pause", {"pid": 666, "instance": instance, "dials": 7})
+    assert await process.dial() == "welcome"
+    await process.set_up()
+    process.send("raydebugPause", {"threadId": 1, "record": {**GOOD, "function": "of_another", "nth": 1}})
+    process.send("stopped", STOPPED)
+    pauses = await asyncio.to_thread(gateway.pauses, 2)
+    assert [pause["function"] for pause in pauses if pause["id"] == real["id"]] == [real["function"]]
+    channel = HostileProcess(gateway, "control", {"pid": 666})
+    assert await channel.dial() == "welcome"
+    channel.send("known", {"breaks": [], "set": []})
+    listing = asyncio.ensure_future(asyncio.to_thread(fetch_processes, gateway))
+    while (asked := await channel.receive()).get("command") != "describe":
+        pass
+    channel.writer.write(wire.encode({**wire.response(1, asked), "body": {"pid": 666, "instance": instance}}))
+    assert 666 in [each["pid"] for each in await listing]
+    stacks = await asyncio.to_thread(fetch_stacks, gateway, timeout_s=1.0)
+    assert [each["pid"] for each in stacks if each["instance"] == instance] == [real["pid"]]
+
+
 async def test_f58_hostile_processes(gateway):
     """F58: a process whose own record has a wrong type or a name of 2 kB is refused before it is listed."""
     bad: list[Any] = [{"pid": "1"}, {"pid": 1, "ip": ["x"]}, {"job": "j" * 2000}, {"dials": 1e400}, {"is_driver": 1}]
@@ -150,7 +174,7 @@ async def test_f58_hostile_control_messages(gateway):
         ("break", None),
     ]
     answers: list[Any] = [{"doing": "text"}, {"doing": {"file": 5}}, [], {"pid": 7, "title": "it", "extra": "dropped"}]
-    process = HostileProcess(gateway, "control", {"pid": 7, "instance": "hostile"})
+    process = HostileProcess(gateway, "control", {"pid": 7, "secret": "hostile"})
     assert await process.dial() == "welcome"
     process.send("known", {"breaks": [{**own, "id": "b" + "9" * 500}], "set": []})
     for event, body in messages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import socket
 from collections import deque
 from typing import Any
@@ -96,7 +97,12 @@ class ProcessAuthentication:
         if not wire.is_same(expected, answer.get("proof")):
             raise await _refuse(connection, "wrong token")
         await _send(connection, messages.WELCOME, {})
-        return str(answer.get("purpose")), answer.get("process")
+        process = answer.get("process")
+        if isinstance(process, dict):
+            # The instance, which lists show, follows from a secret: only the process itself can dial in under it again.
+            secret = str(process.pop("secret", None) or "").encode("utf-8", "surrogatepass")
+            process["instance"] = hashlib.sha256(secret).hexdigest()[:16] if secret else ""
+        return str(answer.get("purpose")), process
 
 
 async def _receive(connection: socket.socket, name: str, max_bytes: int) -> Message:

@@ -14,7 +14,7 @@ from raydebug.worker import records
 
 DIAL_TIMEOUT_S = 3.0
 
-_instance = os.urandom(8).hex()  # identifies this process: a process id may be used again
+_secret = os.urandom(16).hex()  # of this process: a process id may be used again, and no other process has this
 _dials = itertools.count(1)  # of this process, for sessions with pydevd
 
 
@@ -84,7 +84,7 @@ def _prove_each_other(connection: socket.socket, token: str, mine: str, purpose:
     expected = wire.proof(token, wire.AS_GATEWAY, mine, theirs)
     if not wire.is_nonce(theirs) or not wire.is_same(expected, answer.get("proof")):
         raise Unreachable("what answers there does not hold this cluster's token")
-    process = {**records.describe_process(), "instance": _instance}
+    process = {**records.describe_process(), "secret": _secret}
     if purpose == messages.PAUSE:  # a gateway that still holds an earlier connection of this process drops it
         process["dials"] = next(_dials)
     body = {"proof": wire.proof(token, wire.AS_PROCESS, mine, theirs), "purpose": purpose, "process": process}
@@ -124,8 +124,8 @@ def _bytes(connection: socket.socket, at_most: int) -> bytes:
 
 
 def _become_another_process() -> None:
-    global _instance, _dials
-    _instance, _dials = os.urandom(8).hex(), itertools.count(1)
+    global _secret, _dials
+    _secret, _dials = os.urandom(16).hex(), itertools.count(1)
 
 
 os.register_at_fork(after_in_child=_become_another_process)
