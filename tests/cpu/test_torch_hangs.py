@@ -36,7 +36,7 @@ HANGS: dict[str, tuple[str, str, list[int], tuple[str, ...]]] = {
               "in collective 1 of group sync ray.util.collective")),
     "crashed": ("crashed-peer", "certain", [3],
                 ("the process of Trainer rank 3", "is gone; rank 1 waits in collective 4")),
-    "loader": ("lock", "certain", [],
+    "loader": ("lock", "likely", [],
                ("waits for a lock at ", "Rows.__getitem__", " waits for a worker of its DataLoader")),
 }  # fmt: skip
 

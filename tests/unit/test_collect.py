@@ -88,7 +88,8 @@ def test_table_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_state_that_may_be_old(tmp_path: Path) -> None:
     """Ray hears of a task seconds late: only a state that was seen in two looks makes a verdict certain."""
-    look = [driver("ab"), process(None, HTTP, frame("/job/r.py", 5, "score"), role="Reward", pid=9, actor_id="t9")]
+    asking = process(None, HTTP, frame("/job/r.py", 5, "score"), pid=9, actor_id="t9", thread={"host": "10.0.0.9:80"})
+    look = [driver("ab"), asking]
     with dashboard_with(200, {"data": {"result": {"result": [ROW]}}}) as port:
         first = collect.fetch_tasks(cluster_at(tmp_path, 1, port), look)
         again = collect.fetch_tasks(cluster_at(tmp_path, 1, port), look, first)

@@ -24,6 +24,8 @@ def frame(file: str, line: int, function: str) -> dict[str, Any]:
 def process(rank: int | None, *frames: dict[str, Any], role: str = "Trainer", **facts: Any) -> Any:
     """Return the stacks of a process whose main thread has these frames, innermost first."""
     thread = {"name": "MainThread", "frames": list(frames), **facts.pop("thread", {})}
+    if frames and frames[0].get("text", "").startswith("time.sleep("):
+        thread["in_call"] = "sleep"
     pid = facts.pop("pid", 100 + (rank or 0))
     return {"pid": pid, "child_of": None, "ip": "10.0.0.1", "node_id": "n", "worker_id": "w", "job": "j", "job_id": "1",
             "rank": rank, "world": 4, "actor_id": None, "actor": role, "is_driver": False, "instance": str(pid),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import multiprocessing
 import os
 import socket
@@ -156,6 +157,56 @@ def test_socket_and_pipe(begin: Start) -> None:
     assert port in record["listens"]
     assert seen["reads"]["pipe"] in record["pipes"]
     assert seen["receives"]["host"] == f"127.0.0.1:{port}"
+
+
+class Bindings:
+    """Functions of C under the names of waits, as a library of the user's may have them."""
+
+    acquire = connect = sleep = staticmethod(hashlib.pbkdf2_hmac)
+
+
+bindings, lock = Bindings(), threading.Lock()
+SLOW = "sha256", b"x", b"y", 3_000_000
+
+
+def sleeps() -> None:
+    time.sleep(1.0)
+
+
+def acquires() -> None:
+    if lock.acquire(timeout=1.0):
+        lock.release()
+
+
+def receives() -> None:
+    near, _far = socket.socketpair()
+    near.settimeout(1.0)
+    with contextlib.suppress(TimeoutError):
+        near.recv(1)
+
+
+def computes() -> None:
+    bindings.acquire(*SLOW), bindings.connect(*SLOW)
+
+
+def sleeps_in_words() -> None:
+    hashlib.pbkdf2_hmac(*SLOW)  # not time.sleep(1), nor lock.acquire()
+
+
+def computes_or_sleeps() -> None:
+    hashlib.pbkdf2_hmac(*SLOW) if lock.locked() else time.sleep(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "in_call"),
+    [(sleeps, "sleep"), (acquires, "acquire"), (receives, "socket"), (computes, None), (sleeps_in_words, None),
+     (computes_or_sleeps, None)],
+)  # fmt: skip
+def test_what_is_called_decides(begin: Start, function: Callable[[], None], in_call: str | None) -> None:
+    """A wait in C is known by the object that is called: no name, comment or other call of the line counts."""
+    with lock:
+        begin("calls", function).join(0.1)
+        assert look()["calls"].get("in_call") == in_call
 
 
 def test_sockets_stay_blocking() -> None:

@@ -74,7 +74,7 @@ def test_loop_that_polls(order: tuple[str, str]) -> None:
     """A driver that goes from ray.wait to sleep and back waits for what it polls, and does not move."""
     looks = [[driver("ab", how=how), actor("Worker", 9, *STUCK)] for how in order]
     verdict = judge(looks, [task("ab", "Worker.train", "Worker")])
-    assert (verdict["kind"], verdict["certainty"], verdict["pids"][0]) == ("lock", "certain", 9), verdict["text"]
+    assert (verdict["kind"], verdict["certainty"], verdict["pids"][0]) == ("lock", "likely", 9), verdict["text"]
     assert [one["pid"] for one in verdict["chain"]] == [8, 9]
 
 
@@ -530,6 +530,38 @@ def test_actors_that_ask_one_another(how: str) -> None:
     assert (verdict["kind"] == "deadlock") == (how == "stands"), verdict
     assert verdict["certainty"] == ("certain" if how == "stands" else "likely")
     assert verdict["kind"] != "none"
+
+
+@pytest.mark.parametrize("is_threaded", [False, True])
+def test_actor_that_asks_itself(is_threaded: bool) -> None:
+    """An actor that waits for a call of its own method waits for ever, unless another thread of it takes the call."""
+    executes = frame("/x/ray/_private/function_manager.py", 700, "actor_method_executor")
+    waits = frame(RAY, 1000, "Worker.get_objects"), frame(RAY, 3000, "get")
+    own = actor("A", 9, *waits, frame("/job/a.py", 5, "A.outer"), executes, thread={"objects": ["d1" * 28]})
+    if is_threaded:
+        own["threads"].append({"name": "Dummy-2", "frames": [frame("/job/a.py", 9, "A.serve"), executes]})
+    look = [driver("ab"), own]
+    tasks = [task("ab", "A.outer", "A"), task("d1", "A.inner", "A", "SUBMITTED_TO_WORKER")]
+    verdict = judge([look, look], tasks)
+    assert (verdict["kind"] == "deadlock") != is_threaded, verdict
+    if not is_threaded:
+        assert verdict["text"].startswith(
+            "A (pid 9) waits at /job/a.py:5 A.outer for A.inner, which waits in the mailbox"
+        )
+
+
+@pytest.mark.parametrize("cpu_s", [0.0, 2.0])
+def test_lock_beside_a_thread_that_works(cpu_s: float) -> None:
+    """Who waits for a lock while another thread of the process works may wait for that one: it is named."""
+
+    def look(before_s: float) -> list[Any]:
+        waits = process(None, *STUCK, role="driver", pid=8)
+        waits["threads"].append({"name": "maker", "frames": [frame("/job/m.py", 3, "make")], "cpu_s": before_s})
+        return [waits]
+
+    verdict = judge([look(0.0), look(cpu_s)])
+    assert (verdict["kind"], verdict["certainty"]) == ("lock", "likely")
+    assert ("; maker at /job/m.py:3 make of the same process is at work" in verdict["text"]) == bool(cpu_s)
 
 
 def test_server_with_several_handlers() -> None:

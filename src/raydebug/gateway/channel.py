@@ -155,7 +155,9 @@ class ControlChannel:
                     answer |= {"sent_ns": asked.sent_ns, "received_ns": time.monotonic_ns()}
                     answer["gateway_wall_ns"] = wall_ahead_ns()
                 if question == DESCRIBE:
-                    self.about.update({**answer, "instance": self.instance})
+                    instance = self.instance
+                    self.about.update(answer)
+                    self.about["instance"] = instance  # which it has proved, whatever it says here
                     self.answers, self._described_at = True, time.monotonic()
             elif answer.state == messages.FAILED:
                 log.warning("process %s: '%s' failed: %s", self.title, question.name, cause)

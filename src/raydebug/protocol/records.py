@@ -233,6 +233,7 @@ class ThreadStack(TypedDict, total=False):
     cpu_s: float  # CPU time of the thread since it began
     objects: list[Name]  # ids of the objects that ray.get or ray.wait waits for; the first MAX_ITEMS
     polls: list[Name]  # ids of the objects in the locals of a loop that sleeps
+    in_call: Name  # what C function its innermost line calls, by the object: sleep, acquire or socket
     host: Name  # address and port of the socket that it reads
     child: int  # id of the process that it waits for
     pipe: int  # inode of the pipe that it reads

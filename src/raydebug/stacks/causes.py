@@ -16,6 +16,7 @@ from raydebug.stacks.groups import is_idle_server, is_idle_thread, place, users_
 from raydebug.stacks.wait_kinds import COLLECTIVE, KINDS, LOGS, End, attach, count, for_seconds, holds_gil
 
 SHOWN_CALL_S = 5.0  # a shorter call says nothing
+PEERS = {"lock": "its holder", "network": "host", "subprocess": "child"}  # by kind the field that has the other side
 LONG_CALL_S = 60.0  # a call that takes longer is said to compute, although its lines move
 # What a process does while a job starts: file, function, phase. vLLM 0.28, transformers 5, CPython 3.11, ray 2.60.0.
 STARTS: tuple[tuple[str, str, str], ...] = (
@@ -82,7 +83,9 @@ def describe(node: Node, graph: Graph, *, moved: bool, others: Sequence[ListedSt
         return Cause("unknown", f"{wait.who} is idle{words}", attach(process))
     if wait.kind in ("unknown", COLLECTIVE):
         return Cause("unknown", f"{wait.who} is at {at}; it is in no known wait{age}{words}", attach(process))
-    return Cause(wait.kind, f"{wait.who} waits for {wait.what} at {at}{age}{words}", attach(process))
+    # Sure is what names the other side; who holds a lock was looked for, or the chain would go on.
+    is_seen = PEERS.get(wait.kind, "") in ("", *node.thread)
+    return Cause(wait.kind, f"{wait.who} waits for {wait.what} at {at}{age}{words}", attach(process), is_seen)
 
 
 def _has_reason(node: Node, graph: Graph) -> bool:

@@ -156,7 +156,8 @@ class Graph:
                 *(self._to_port(node, host, int(port)) if is_asked else []),
                 *self._of_children(node), *self._of_pipe(node), *self._of_words(node),
             ]  # fmt: skip
-            of_others = (edge for edge in edges if edge.target is not node)
+            # An actor that waits for a call of its own method waits for itself.
+            of_others = (edge for edge in edges if edge.target is not node or (edge.kind == "mailbox" and edge.is_seen))
             self._edges[node.key] = sorted(of_others, key=lambda edge: not edge.is_seen)
         return self._edges[node.key]
 

@@ -8,7 +8,7 @@ from raydebug.protocol import messages
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.records import ThreadStack
 from raydebug.stacks.groups import active_thread
-from raydebug.stacks.wait_kinds import Verdict, matches, wait_of
+from raydebug.stacks.wait_kinds import KINDS, Verdict, matches, wait_of
 
 TICK_S = 1.0  # the time is passed about so often
 COMPUTES_S = 0.5  # CPU time between two looks
@@ -31,11 +31,15 @@ def moved(samples: Sequence[Look]) -> list[ListedStacks]:
 
 
 def differs(before: ThreadStack, after: ThreadStack) -> bool:
-    """Return whether a thread is at another line, or computes without being in a known wait."""
+    """Return whether a thread is at another line, or computes; some waits compute, too."""
     if before.get("frames") != after.get("frames"):
         return True
-    computes_s = after.get("cpu_s", 0.0) - before.get("cpu_s", 0.0)
-    return computes_s > COMPUTES_S and next(matches(after), None) is None
+    return _computes(before, after)
+
+
+def _computes(before: ThreadStack, after: ThreadStack) -> bool:
+    kind, _ = next(matches(after), ("unknown", ""))
+    return after.get("cpu_s", 0.0) - before.get("cpu_s", 0.0) > COMPUTES_S and not KINDS[kind].spins
 
 
 def _progress(process: ListedStacks) -> dict[object, object]:
@@ -85,7 +89,8 @@ def any_computes(samples: Sequence[Look]) -> bool:
 
 def _is_at_work(then: ListedStacks, now: ListedStacks) -> bool:
     is_engine = any(_OF_ENGINE in frame.get("file", "") for frame in active_thread(now).get("frames", [])[:1])
-    return wait_of(now).kind == wait_of(then).kind == "unknown" and not is_engine
+    is_unknown = wait_of(now).kind == wait_of(then).kind == "unknown"
+    return not is_engine and (is_unknown or _computes(active_thread(then), active_thread(now)))
 
 
 def _is_at_one_line(then: ListedStacks, now: ListedStacks) -> bool:

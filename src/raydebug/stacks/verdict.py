@@ -18,7 +18,7 @@ from raydebug.render import command
 from raydebug.stacks.causes import Cause, call_of, describe, end_of, phase_of
 from raydebug.stacks.collectives import all_inside, judge_collectives
 from raydebug.stacks.graph import RUNNING, Edge, Graph, Node, Path, Task
-from raydebug.stacks.groups import active_thread, group, is_idle, place
+from raydebug.stacks.groups import active_thread, group, is_idle, place, place_of
 from raydebug.stacks.movement import differs, moved
 from raydebug.stacks.wait_kinds import (
     CERTAIN,
@@ -187,7 +187,11 @@ class _Look:
             return None
         nodes = [edge.source for edge in cycle]
         processes = list({id(node.process): node.process for node in nodes}.values())
-        if len(processes) == 1:
+        if len(cycle) == 1:
+            wait = nodes[0].wait
+            waits = f"{wait.who} waits at {place(wait.at)} for {cycle[0].words}"
+            text = f"{waits}, which waits in the mailbox of the same actor until that has returned"
+        elif len(processes) == 1:
             parts = [f"{node.thread['name']} at {place(node.wait.at)}" for node in nodes]
             text = f"threads of {who(processes[0])} wait for each other's locks: {'; '.join(parts)}"
         else:
@@ -215,12 +219,23 @@ class _Look:
             busy = f"that is at {place(wait.at)}" + (f", waiting for {wait.what}" if wait.what else "")
             kind = "mailbox"
             text = f"{edge.source.wait.who} waits for {edge.words}, which waits in the mailbox of {wait.who}; {busy}"
+        if kind == "lock" and (working := self._working_thread(best.end)):
+            text += f"; {working} of the same process is at work"
         certainty = self._how_certain(best, cause, end)
         if phase := phase_of(best, self.graph):
             text = f"the job is starting ({phase}): {text}"
             kind = "starting" if end in (End.STANDS, End.MOVES) or kind == "sleep" else kind
         processes = list({id(process): process for process in (best.end.process, *others)}.values())
         return self._with_chain(make_verdict(kind, certainty, text, cause.next, processes), best.edges, best.end)
+
+    def _working_thread(self, node: Node) -> str:
+        """Return another thread of a process that works, which may be what the process waits for; empty without one."""
+        for before in self._alike(node.process)[-1:]:
+            threads = {thread["name"]: thread for thread in before["threads"]}
+            for thread in node.process["threads"]:
+                if thread is not node.thread and differs(threads.get(thread["name"], thread), thread):
+                    return f"{thread['name']} at {place(place_of(thread['frames']))}"
+        return ""
 
     def _no_process(self, path: Path) -> Verdict:
         """Judge a task that no process of the job runs."""

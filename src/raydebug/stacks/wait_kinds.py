@@ -59,6 +59,7 @@ class Kind(NamedTuple):
         of_peer: it is for another process, which is then the longest call.
         has_reason: the training may know what for, such as a sample.
         may_lock: a cycle of such waits is a deadlock.
+        spins: a thread uses CPU time while it waits.
     """
 
     job: Job = Job.HANGS
@@ -68,15 +69,16 @@ class Kind(NamedTuple):
     of_peer: bool = False
     has_reason: bool = False
     may_lock: bool = False
+    spins: bool = False
 
 
 KINDS = {
     # Waits of a thread
-    COLLECTIVE: Kind(end=End.OBJECT, of_peer=True),  # no verdict: that says what is wrong with it
-    "ray-get": Kind(end=End.OBJECT, of_peer=True, may_lock=True),
+    COLLECTIVE: Kind(end=End.OBJECT, of_peer=True, spins=True),  # no verdict: that says what is wrong with it
+    "ray-get": Kind(end=End.OBJECT, of_peer=True, may_lock=True, spins=True),
     "mailbox": Kind(Job.STOPPED, may_lock=True),
-    "queue": Kind(end=End.OPEN, of_peer=True, has_reason=True),
-    "engine": Kind(end=End.OPEN, has_reason=True),
+    "queue": Kind(end=End.OPEN, of_peer=True, has_reason=True, spins=True),
+    "engine": Kind(end=End.OPEN, has_reason=True, spins=True),
     "data-loader": Kind(),
     "network": Kind(is_sure=True),
     "subprocess": Kind(is_sure=True),
@@ -132,12 +134,12 @@ PATTERNS: tuple[tuple[str, str, str, str], ...] = (
      "a lock or an event ({function})"),
     (rf"{_LIBRARY}asyncio/tasks\.py$", r"^(sleep)$", "sleep", "asyncio.sleep"),
 )  # fmt: skip
-# Calls of C in the user's own line.
-CALLS: tuple[tuple[re.Pattern[str], str, str], ...] = (
-    (re.compile(r"\b(time\.)?sleep\("), "sleep", "time.sleep"),
-    (re.compile(r"\.(acquire)\("), "lock", "a lock or an event (acquire)"),
-    (re.compile(r"\.(recv|recv_into|recvfrom|accept|connect|sendall)\("), "network", "a network connection"),
-)
+# Calls of C in the innermost line, as the process found them (worker/thread_waits.py).
+CALLS = {
+    "sleep": ("sleep", "time.sleep"),
+    "acquire": ("lock", "a lock or an event (acquire)"),
+    "socket": ("network", "a network connection"),
+}
 
 
 class Link(TypedDict):
@@ -204,10 +206,8 @@ def matches(thread: ThreadStack) -> Iterator[tuple[str, str]]:
             name = frame.get("function", "").rpartition(".")[2]
             if re.search(path, frame.get("file", "")) and re.search(function, name):
                 yield kind, words.format(function=name) + _detail(kind, thread)
-    text = frames[0].get("text", "") if frames else ""
-    for call, kind, words in CALLS:
-        if call.search(text):
-            yield kind, words + _detail(kind, thread)
+    if (call := CALLS.get(thread.get("in_call", ""))) is not None:
+        yield call[0], call[1] + _detail(call[0], thread)
 
 
 def _detail(kind: str, thread: ThreadStack) -> str:

@@ -11,10 +11,10 @@ import ast
 import contextlib
 import functools
 import os
-import re
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from itertools import chain, islice
 from types import FrameType
@@ -37,8 +37,7 @@ FUTURES = ("_asyncio", "asyncio.futures", "asyncio.tasks", "concurrent.futures._
 # The callback of a future that gets the result of another one, and its variable for that one: CPython 3.10 to 3.13
 # asyncio/futures.py `_chain_future`, asyncio/tasks.py `shield`.
 COPIES = {"_chain_future.<locals>._call_check_cancel": "source", "shield.<locals>._outer_done_callback": "inner"}
-_SLEEPS = re.compile(r"\bsleep\(")
-_USES_SOCKET = re.compile(r"([A-Za-z_][\w.]*)\.(?:recv|recv_into|recvfrom|accept|connect|send|sendall)\(")
+SOCKET_CALLS = ("recv", "recv_into", "recvfrom", "accept", "connect", "send", "sendall")
 
 
 def note_waits(stack: ThreadStack, frames: list[FrameType], owner: Any) -> None:
@@ -52,7 +51,9 @@ def note_waits(stack: ThreadStack, frames: list[FrameType], owner: Any) -> None:
     holds = [] if owner is None else [hex(id(owner))]
     for frame in frames[:INNERMOST]:
         with contextlib.suppress(Exception):  # a race with the thread, which runs on
-            _note_wait(stack, frame, frame is frames[0])
+            _note_wait(stack, frame)
+    with contextlib.suppress(Exception):
+        _note_call(stack, frames[0])
     for frame in frames[-OUTERMOST:]:
         with contextlib.suppress(Exception):
             if frame.f_code.co_name == "run" and _is_of(frame, "concurrent.futures.thread"):
@@ -68,7 +69,36 @@ def note_waits(stack: ThreadStack, frames: list[FrameType], owner: Any) -> None:
         stack["holds"] = holds[:MAX_ITEMS]
 
 
-def _note_wait(stack: ThreadStack, frame: FrameType, innermost: bool) -> None:
+def _note_call(stack: ThreadStack, frame: FrameType) -> None:
+    """Note a wait in C that a frame calls; the object that is called decides, not what it is called."""
+    code, at = frame.f_code, frame.f_lasti
+    place = next(islice(code.co_positions(), at // 2, None), (None, None, None, None))
+    *owners, function = _called(code.co_filename, place) or ("",)
+    owner = _look_up(tuple(owners), frame) if owners else None
+    if type(owner) is socket.socket and function in SOCKET_CALLS:
+        stack["in_call"] = "socket"
+        with contextlib.suppress(OSError):  # it listens, or is not connected yet
+            stack.setdefault("host", _peer(owner))
+    elif type(owner) in LOCKS and function == "acquire":
+        stack["in_call"], stack["wants"] = "acquire", hex(id(owner))
+    elif function and _look_up((*owners, function), frame) is time.sleep:
+        stack["in_call"] = "sleep"
+
+
+@functools.lru_cache(1024)
+def _called(path: str, place: tuple[int | None, int | None, int | None, int | None]) -> tuple[str, ...]:
+    """Return the dotted name that the call at a place of a source file calls; empty if there is no such call."""
+    line, end, start_column, end_column = place
+    lines = [text.encode() for text in source.lines_of(path)[(line or 1) - 1 : end]] if line else []
+    if not lines or start_column is None:
+        return ()
+    lines[-1] = lines[-1][:end_column]  # columns are bytes
+    lines[0] = lines[0][start_column:]
+    call = ast.parse(b"".join(lines), mode="eval").body
+    return _dotted(call.func) if isinstance(call, ast.Call) else ()
+
+
+def _note_wait(stack: ThreadStack, frame: FrameType) -> None:
     path, function = frame.f_code.co_filename, frame.f_code.co_name
     if path.endswith("/ray/_private/worker.py") and function in ("get", "wait"):
         _add_objects(stack, "objects", [locals_of(frame).get("object_refs" if function == "get" else "ray_waitables")])
@@ -92,10 +122,10 @@ def _note_wait(stack: ThreadStack, frame: FrameType, innermost: bool) -> None:
         for task in _some(locals_of(frame)["self"]._tasks):
             _note_future(stack, task)
     else:
-        _note_host(stack, frame, innermost)
+        _note_host(stack, frame)
 
 
-def _note_host(stack: ThreadStack, frame: FrameType, innermost: bool) -> None:
+def _note_host(stack: ThreadStack, frame: FrameType) -> None:
     path, function = frame.f_code.co_filename, frame.f_code.co_name
     if _is_of(frame, "socket") and function == "readinto":
         stack.setdefault("host", _peer(locals_of(frame)["self"]._sock))
@@ -110,11 +140,6 @@ def _note_host(stack: ThreadStack, frame: FrameType, innermost: bool) -> None:
         url = locals_of(frame)["url"]
         if type(url).__module__.startswith("yarl"):  # aiohttp 3
             stack.setdefault("host", f"{url.host}:{url.port}")
-    elif innermost and is_users(frame):
-        called = _USES_SOCKET.search(source.line_at(path, frame.f_lineno or 0))
-        given = _look_up(tuple(called[1].split(".")), frame) if called else None
-        if type(given) is socket.socket:
-            stack.setdefault("host", _peer(given))
 
 
 @functools.lru_cache(32)
@@ -198,9 +223,7 @@ def _add_objects(stack: ThreadStack, field: Literal["objects", "polls"], given: 
 
 def _note_polled(stack: ThreadStack, frames: list[FrameType]) -> None:
     """Note the objects that a sleeping loop has in its locals: `while not ray.wait(...): sleep(...)`."""
-    inner = frames[0].f_code
-    line = source.line_at(inner.co_filename, frames[0].f_lineno or 0)
-    if stack.get("objects") or not (inner.co_name == "sleep" or _SLEEPS.search(line)):
+    if stack.get("objects") or not (frames[0].f_code.co_name == "sleep" or stack.get("in_call") == "sleep"):
         return
     given: list[Any] = []
     for frame in [frame for frame in frames if is_users(frame)][:POLLING_FRAMES]:
