@@ -11,7 +11,6 @@ import typer
 from raydebug import render
 from raydebug.cli.options import Json, Name
 from raydebug.errors import Exit, RaydebugError, UsageError
-from raydebug.protocol.names import pid_option
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
@@ -140,6 +139,8 @@ def _show(looks: list[Look], *, as_json: bool, name: str) -> None:
         render.out(render.visible(f"grows: {growth.text()}"))
     if first := next((growth for growth in grown if growth.kind != "child"), None):
         option = "" if name == "default" else f" --name {name}"
+        from raydebug.protocol.names import pid_option
+
         process = pid_option({"pid": first.pid, "ip": first.ip})
         render.say(f"next: raydebug memory --pid {process}{option}        (what else it holds)")
     if len(looks) > 1 and not grown:
