@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ log = logging.getLogger("raydebug.process")
 # For each Python that runs our own code: -c and -m put the current folder first on its path, so that a file named
 # types.py there would be run by a verb that only reads. Source: docs.python.org/3.11/using/cmdline.html#cmdoption-P
 SAFE_PATH = "-P"
+OF_GITS_USER = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")  # the rest names a repository
 
 
 def too_old(said: str) -> str:
@@ -112,11 +114,21 @@ def start(
     )
 
 
-def start_filter(argv: Sequence[str], *, errors: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+def without_gits_variables() -> dict[str, str]:
+    """Return this environment for git itself, which else takes the repository of a hook or of an alias for ours.
+
+    Then the .gitignore files of a working folder would not count.
+    """
+    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in OF_GITS_USER}
+
+
+def start_filter(
+    argv: Sequence[str], *, errors: int = subprocess.DEVNULL, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     """Start a program that reads bytes on stdin and writes others on stdout; both are pipes of ours."""
     log.debug("filter: %s", _shown(argv))
     return subprocess.Popen(  # noqa: S603 - as above
-        list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+        list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=env
     )
 
 

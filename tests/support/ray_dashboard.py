@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -37,6 +38,7 @@ class RayDashboard:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
         self.stops = 0  # requests to stop the job
+        self._writers: set[asyncio.StreamWriter] = set()
 
     def __enter__(self) -> RayDashboard:
         self._thread.start()
@@ -49,8 +51,9 @@ class RayDashboard:
 
     async def _run(self) -> None:
         self._loop, self._over, self._changed = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
+        self.port = 0
+        await self._listen()
+        self.port = self._server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._over.wait()
 
@@ -62,6 +65,23 @@ class RayDashboard:
             "RAYDEBUG_GATEWAY_CLIENTS": "127.0.0.1:9",
             "RAYDEBUG_TOKEN_PATH": str(self._token),
         }
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """Refuse connections, and end those that are open, until the block is left."""
+        self._loop.call_soon_threadsafe(self._leave)
+        try:
+            yield
+        finally:
+            asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
+
+    def _leave(self) -> None:
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
 
     def print(self, text: str) -> None:
         """Add to the job's log."""
@@ -78,6 +98,7 @@ class RayDashboard:
         self._changed = asyncio.Event()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             method, path, _ = head.split(" ", 2)
@@ -86,15 +107,19 @@ class RayDashboard:
             elif "/logs/stream?" in path:
                 writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
                 async for piece in self._pieces():
-                    writer.write(piece)
+                    writer.write(piece.encode(errors="surrogateescape"))
                     await writer.drain()
             else:
-                body = self._answer(method, path.partition("?")[0]).encode()
-                writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                body = self._answer(method, path.partition("?")[0]).encode(errors="surrogateescape")
+                refuses = path.endswith(f"{JOB}/logs") and "\udce9" in self._log  # Ray's UnicodeDecodeError
+                status = b"500 Internal Server Error" if refuses else b"200 OK"
+                head = b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+                writer.write(head + body)
                 await writer.drain()
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
+            self._writers.discard(writer)
             writer.close()
 
     def _answer(self, method: str, path: str) -> str:
@@ -138,17 +163,20 @@ class RayDashboard:
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Accept: %s\r\n\r\n" % accept.encode()
         )
-        async for piece in self._pieces():
+        async for text in self._pieces():
+            if "\udce9" in text:  # Ray's stream ends at a byte that is not UTF-8
+                return
+            piece = text.encode()
             writer.write(bytes((0x81, len(piece))) + piece)
             await writer.drain()
 
-    async def _pieces(self) -> AsyncIterator[bytes]:
-        """Yield the log as it grows, until the job has ended."""
+    async def _pieces(self) -> AsyncIterator[str]:
+        """Yield the log as it grows, until the job has ended; a character of U+DC80 to U+DCFF is one such byte."""
         sent = 0
         while self._status == "RUNNING" or sent < len(self._log):
             changed = self._changed
             if piece := self._log[sent : sent + 125]:
-                yield piece.encode()
+                yield piece
                 sent += len(piece)
             else:
                 await changed.wait()

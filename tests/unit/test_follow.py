@@ -28,7 +28,7 @@ from raydebug.jobs.follow import Explanation, _explained, _what_becomes_of
 from raydebug.jobs.follower import DEMAND_AT_MOST_S, DEMAND_POLL_S, Follower
 from raydebug.jobs.pace import MOST_S, Pace
 
-FOLLOW = ("-m", "raydebug", "job", "logs", "-f")
+FOLLOW = ("-m", "raydebug", "job", "logs", "-f", JOB)
 LOST = f"note: standard output is lost (%s); job {JOB} is followed without it\n"
 
 
@@ -98,6 +98,48 @@ def test_closed_streams(dashboard: RayDashboard) -> None:
     dashboard.end(3)
     line = f"{sys.executable} {' '.join(FOLLOW)} <&- >&- 2>&-"
     assert subprocess.run(["bash", "-c", line], check=False).returncode == 3
+
+
+def test_a_byte_that_is_not_utf8(dashboard: RayDashboard, tmp_path: Path) -> None:
+    """A log goes on after a byte that is not UTF-8, at which Ray ends its stream; the byte is replaced."""
+    dashboard.print("line 1\n")
+    follower = follow()
+    assert first_line(follower) == "line 1\n"
+    dashboard.print("caf\udce9\n")
+    dashboard.print("line 3\n")
+    assert [first_line(follower) for _ in range(2)] == ["caf\ufffd\n", "line 3\n"]
+    dashboard.print("line 4\n")
+    dashboard.end(3)
+    assert follower.communicate()[0] == "line 4\n"
+    assert recorded(tmp_path) == ("failed", 3, "line 1\ncaf\ufffd\nline 3\nline 4\n")
+
+
+@pytest.mark.parametrize(
+    "verb", [["job", "logs", "-f", JOB], ["job", "wait", JOB], ["job", "logs", "-f", JOB, "--grep", "."]]
+)
+def test_a_dashboard_that_is_away(dashboard: RayDashboard, verb: list[str]) -> None:
+    """What waits for a job waits on while the dashboard is away, and says so; the job's code is returned."""
+    dashboard.print("line 1\n")
+    argv = [sys.executable, "-m", "raydebug", *verb]
+    follower = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert follower.stderr is not None
+    if "logs" in verb:
+        assert first_line(follower) == "line 1\n"
+    else:
+        time.sleep(3.0)
+    with dashboard.away():
+        while "Ray's dashboard does not answer" not in follower.stderr.readline():
+            assert follower.poll() is None
+    dashboard.print("line 2\n")
+    dashboard.end(3)
+    out, said = follower.communicate(timeout=30)
+    assert "Ray's dashboard answers again" in said
+    if "--grep" not in verb:
+        assert follower.returncode == 3
+    if "logs" in verb:
+        assert out == "line 2\n"
 
 
 def test_follow_again(dashboard: RayDashboard, tmp_path: Path) -> None:
@@ -279,3 +321,39 @@ def test_a_request_is_confirmed_soon(tmp_path: Path, monkeypatch: pytest.MonkeyP
     asyncio.run(look())
     seldom, soon = DEMAND_AT_MOST_S, DEMAND_POLL_S
     assert waited == [seldom, seldom, soon, seldom, soon, soon]
+
+
+def test_a_request_that_an_autoscaler_may_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a cluster that somebody else has sized a job waits, with one note; an odd answer of Ray's ends no watch."""
+    cluster = Cluster("c", "i", "joined", tmp_path, tmp_path, "", {"dashboard": 9}, 1, 0, "breakpoint", "core", 0.0)
+    (tmp_path / "token").write_text("0" * 64)
+    rows: list[Any] = [("a task with 1 GPU", "1 node with 4 CPUs")] * 5 + [KeyError("bundles")] * 2
+
+    def find(*_: object) -> tuple[str, str]:
+        if not rows:
+            raise asyncio.CancelledError
+        row = rows.pop(0)
+        if isinstance(row, Exception):
+            raise row
+        return cast(tuple[str, str], row)
+
+    async def sleep(seconds: float) -> None:
+        pass
+
+    monkeypatch.setattr(resource_requests, "find_unsatisfiable", find)
+    monkeypatch.setattr(Dashboard, "job", lambda *_: {"job_id": "01000000"})
+
+    async def look() -> None:
+        follower = Follower(cluster, "j", on_log=print, on_pause=print)
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio, "sleep", sleep)
+            await follower._watch_demands()
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(look())
+    assert capsys.readouterr().err.splitlines() == [
+        "note: the job waits for a task with 1 GPU, which no node has now: 1 node with 4 CPUs",
+        "note: an odd answer is skipped: KeyError: 'bundles'",
+    ]

@@ -14,12 +14,12 @@ import pytest
 import typer
 
 import runs
-from ray_dashboard import RayDashboard
+from ray_dashboard import JOB, RayDashboard
 from raydebug.cli import main
 from raydebug.cli.app import whole_app
 
 RAYDEBUG = f"{sys.executable} -m raydebug"
-PRINTING = ["job logs", "job list --json", "job list", "--help"]  # our lines, JSON, a table, what click prints
+PRINTING = [f"job logs {JOB}", "job list --json", "job list", "--help"]  # our lines, JSON, a table, what click prints
 GONE = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
@@ -76,7 +76,7 @@ def test_an_output_that_takes_nothing(dashboard: RayDashboard, where: str, cause
 def test_a_narration_that_nobody_reads(dashboard: RayDashboard, where: str) -> None:
     """Standard error that is full or closed changes neither output nor exit code; closed input neither."""
     dashboard.print("line\n")
-    for verb in ("report --list", "job logs", "ps --name nosuch"):
+    for verb in ("report --list", f"job logs {JOB}", "ps --name nosuch"):
         whole = run(verb)
         assert shell(f"{RAYDEBUG} {verb} {where}")[:2] == whole[:2], verb
 
@@ -84,7 +84,7 @@ def test_a_narration_that_nobody_reads(dashboard: RayDashboard, where: str) -> N
 def test_a_follower_whose_reader_leaves(dashboard: RayDashboard) -> None:
     """`job logs --follow --grep W | head -1` ends with 141 at the next line: the job does not have to end before."""
     dashboard.print("line 1\n")
-    argv = [sys.executable, "-m", "raydebug", "job", "logs", "--follow", "--grep", "line"]
+    argv = [sys.executable, "-m", "raydebug", "job", "logs", JOB, "--follow", "--grep", "line"]
     follower = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     assert follower.stdout is not None
     assert follower.stdout.readline() == "line 1\n"

@@ -71,6 +71,18 @@ def have_nodes(monkeypatch: pytest.MonkeyPatch, *temp_dirs: str) -> None:
     monkeypatch.setattr(Dashboard, "node_statistics", lambda _, node: words[node])
 
 
+def test_files_in_a_hook_of_git(tmp_path, monkeypatch):
+    """What git ignores stays here also where git itself has set GIT_DIR: in a hook, an alias, `git rebase --exec`."""
+    write(tmp_path, "sub/train.py", "sub/secrets.yaml")
+    (tmp_path / ".gitignore").write_text("secrets.yaml\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "1")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / ".git" / "index"))
+    assert names(tmp_path / "sub") == ["train.py"]
+
+
 def test_files_of_a_checkout(tmp_path):
     """Of a checkout of git the files that it does not ignore are copied, and those of checkouts inside of it."""
     library, project = tmp_path / "library", tmp_path / "project"

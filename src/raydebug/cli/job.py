@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from raydebug.cluster.dashboard import Dashboard, JobInfo
     from raydebug.jobs.logs import Filter, Source
+    from raydebug.jobs.patience import Patience
 
 STOP_S = 30.0
 
@@ -187,10 +189,27 @@ def _find(dashboard: Dashboard, wanted: str | None) -> JobInfo:
     )
 
 
-def _has_ended(dashboard: Dashboard, submission_id: str) -> bool:
+def _has_ended(dashboard: Dashboard, submission_id: str, patience: Patience | None = None) -> bool:
+    """Return whether a job has ended; with patience also while its dashboard is away."""
     from raydebug.cluster.dashboard import ENDED
 
-    return str(dashboard.job(submission_id)["status"]) in ENDED
+    try:
+        status = str(dashboard.job(submission_id)["status"])
+    except RaydebugError as error:
+        if patience is None:
+            raise
+        patience.failed(error)
+        return False
+    if patience is not None:
+        patience.answered()
+    return status in ENDED
+
+
+def _patience(submission_id: str) -> Patience:
+    from raydebug.jobs.patience import Patience
+
+    again = render.command("raydebug", "job", "wait", submission_id)
+    return Patience("Ray's dashboard", f"the job goes on; wait for it again: {again}")
 
 
 def _wait_for_end(
@@ -199,8 +218,9 @@ def _wait_for_end(
     """Wait until a job has ended, say how, and return it; `cause` and `fix` are of the error where it does not."""
     from raydebug.jobs.logs import wait_until
 
+    patience = _patience(submission_id)
     with render.waiting(what):
-        ended = wait_until(lambda: _has_ended(dashboard, submission_id), timeout_s=timeout_s)
+        ended = wait_until(lambda: _has_ended(dashboard, submission_id, patience), timeout_s=timeout_s)
     if not ended:
         raise RaydebugError(
             f"job {submission_id} did not end within {timeout_s:g} s",
@@ -250,12 +270,16 @@ def _follow_logs(dashboard: Dashboard, about: JobInfo, role: str | None, rank: i
 
     submission_id = about["submission_id"]
     show = _printer(about, has_titles=role is not None or rank is not None)
+    patience = _patience(submission_id)
+    sources: list[Source] = []
 
     def look() -> list[Source]:
-        return _sources(dashboard, submission_id, role, rank)
+        with contextlib.suppress(RaydebugError):  # while the dashboard is away, those that are known
+            sources[:] = _sources(dashboard, submission_id, role, rank)
+        return sources
 
     try:
-        asyncio.run(follow_lines(dashboard, look, lambda: _has_ended(dashboard, submission_id), show, wanted))
+        asyncio.run(follow_lines(dashboard, look, lambda: _has_ended(dashboard, submission_id, patience), show, wanted))
     except KeyboardInterrupt:
         render.say(f"left; job {submission_id} continues if it has not ended")
         raise typer.Exit(Exit.INTERRUPTED) from None

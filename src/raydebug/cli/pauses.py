@@ -70,9 +70,18 @@ def paused(
     if not watch:
         show(fetch_pauses(cluster))
         return
+    from raydebug.jobs.patience import Patience
+
     before: object = None
+    patience = Patience("the gateway", f"watch again: raydebug paused --watch{option}")
     while True:
-        pauses = fetch_pauses(cluster)
+        try:
+            pauses = fetch_pauses(cluster)
+            patience.answered()
+        except RaydebugError as error:
+            patience.failed(error)
+            time.sleep(WATCH_PERIOD_S)
+            continue
         now = [(p["id"], p["state"], p["line"]) for p in pauses]
         if now != before:
             before = now

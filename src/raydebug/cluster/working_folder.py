@@ -194,7 +194,7 @@ def _listed_by_git(folder: Path) -> Iterable[tuple[Path, bool]] | None:
         return None
     argv = ["git", "-C", str(folder), "ls-files", "-tz", "--cached", "--others", "--exclude-standard"]
     try:
-        with process.start_filter(argv, errors=subprocess.PIPE) as git:
+        with process.start_filter(argv, errors=subprocess.PIPE, env=process.without_gits_variables()) as git:
             printed, said = git.communicate()
         if git.returncode == 0:  # each name follows a letter, "?" where it is not committed, and a space
             lines = [line for line in printed.split(b"\0") if line]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 
+from raydebug import render
 from raydebug.client.gateway_client import fetch_pauses, forget_job
 from raydebug.cluster.dashboard import ENDED, Dashboard, JobInfo
-from raydebug.cluster.state import Cluster
+from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import RaydebugError
 from raydebug.jobs import resource_requests
+from raydebug.jobs.logs import DRIVER, Source, find_sources
 from raydebug.jobs.pace import Pace
+from raydebug.jobs.patience import Patience
 from raydebug.process import shell_code
 from raydebug.protocol.listings import ListedPause
+from raydebug.render import command
 
 PAUSE_POLL_S = 0.3
 STATUS_POLL_S = 0.3
@@ -22,6 +26,7 @@ RETRY_S = 1.0
 LAST_LINES_S = 0.5
 FAILED_WITHOUT_CODE = 1
 DEMAND_POLL_S, DEMAND_AT_MOST_S = 2.5, 60.0
+SIZED_BY_US = ("local", "compose")  # kinds of clusters whose nodes nobody else adds
 DEMAND_LOOKS = 3  # polls in a row: by then a program would have withdrawn its request, or a node would have started
 
 
@@ -63,6 +68,7 @@ class Follower:
     _seen: set[str] = field(default_factory=set, init=False)
     _written: int = field(default=0, init=False)  # characters of the log that were passed on
     _paused: bool = field(default=False, init=False)  # whether a task of the job is paused now
+    _has_skipped: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._dashboard = Dashboard(self.cluster)
@@ -102,56 +108,95 @@ class Follower:
         Ray's stream may end without the last lines (seen with ray 2.41.0, 1 of 3 runs of a job that prints as it ends).
         """
         reading.cancel()
+
+        def read() -> str:
+            try:
+                return self._dashboard.job_logs(self.submission_id)
+            except RaydebugError:  # ray 2.60.0 answers 500 for a byte that is not UTF-8
+                file = self._driver_file()
+                return self._dashboard.log_text(file.node_id, file.name)
+
         with contextlib.suppress(RaydebugError, asyncio.CancelledError):
-            text = await asyncio.to_thread(self._dashboard.job_logs, self.submission_id)
-            self._write(text, self._written)
+            self._write(await asyncio.to_thread(read), self._written)
 
     async def _wait_for_end(self) -> JobInfo:
-        failures, pace = 0, Pace(self.cluster, STATUS_POLL_S)
+        pace = Pace(self.cluster, STATUS_POLL_S)
+        again = command("raydebug", "job", "logs", "-f", self.submission_id) + name_option(self.cluster.name)
+        patience = Patience("Ray's dashboard", f"the job goes on; follow it again: {again}")
         while True:
             try:
                 info = await asyncio.to_thread(self._dashboard.job, self.submission_id)
-                failures = 0
+                patience.answered()
                 if info["status"] in ENDED:
                     return info
-            except RaydebugError:
-                failures += 1
-                if failures > 10:
-                    raise
+            except RaydebugError as error:
+                patience.failed(error)
             await pace.wait()
 
     async def _watch_demands(self) -> resource_requests.Unsatisfiable:
-        """Return the error for the first request of the job that can never be satisfied.
+        """Return the error for the first request of the job that can never be satisfied; elsewhere a note says it.
 
         A job with a paused task is left alone: it is being debugged.
         """
         seen: list[tuple[str, str] | None] = [None]
+        said: tuple[str, str] | None = None
         job_id: str | None = None
         # The GCS reads all its tasks for it: 17 ms for 2,288 (ray 2.60.0, measured).
         pace = Pace(self.cluster, DEMAND_POLL_S, DEMAND_AT_MOST_S, age_divisor=10)
         while True:
             await (pace.wait() if seen[-1] is None else asyncio.sleep(DEMAND_POLL_S))
             found = None
-            with contextlib.suppress(RaydebugError):
+            with self._skipping():
                 job_id = job_id or (await asyncio.to_thread(self._dashboard.job, self.submission_id)).get("job_id")
                 if job_id and not self._paused:
                     found = await asyncio.to_thread(resource_requests.find_unsatisfiable, self._dashboard, job_id)
             seen = [*seen[1 - DEMAND_LOOKS :], found]
             if found is not None and seen == [found] * DEMAND_LOOKS:
-                return resource_requests.unsatisfiable(self.cluster, *found)
+                if self.cluster.kind in SIZED_BY_US:
+                    return resource_requests.unsatisfiable(self.cluster, *found)
+                if found != said:  # an autoscaler may start a node for just this request
+                    wanted, there = found
+                    render.say(f"note: the job waits for {wanted}, which no node has now: {there}")
+                said = found
 
     async def _read_log(self) -> None:
-        """Stream the log; reconnect a broken stream and continue where it broke."""
+        """Stream the log; reconnect a broken stream and continue where it broke.
+
+        Ray ends its stream of a job's log at a byte that is not UTF-8 (ray 2.60.0): the driver's file has the rest.
+        """
+        pieces = self._dashboard.follow_logs(self.submission_id)
         while True:
             skip = self._written
             try:
-                async for piece in self._dashboard.follow_logs(self.submission_id):
+                async for piece in pieces:
                     skip = self._write(piece, skip)
-                return
+                if (await asyncio.to_thread(self._dashboard.job, self.submission_id))["status"] in ENDED:
+                    return
             except asyncio.CancelledError:
                 raise
-            except Exception:  # noqa: BLE001 - websockets' and sockets' many ways to break; the status loop knows better
-                await asyncio.sleep(RETRY_S)
+            except Exception:  # noqa: BLE001 - websockets' and sockets' many ways to break; the status loop knows
+                pass
+            await asyncio.sleep(RETRY_S)
+            pieces = self._dashboard.follow_logs(self.submission_id)
+            with self._skipping():
+                file = await asyncio.to_thread(self._driver_file)
+                pieces = self._dashboard.follow_file(file.node_id, file.name)
+
+    def _driver_file(self) -> Source:
+        sources = find_sources(self._dashboard, self._dashboard.job(self.submission_id))
+        return next(source for source in sources if source.role == DRIVER)
+
+    @contextlib.contextmanager
+    def _skipping(self) -> Iterator[None]:
+        """Skip a missing or an odd answer, and say the first odd one: a watch goes on while its job does."""
+        try:
+            yield
+        except RaydebugError:  # the status loop says it
+            pass
+        except Exception as error:  # noqa: BLE001 - of Ray's tables, or of a gateway of another version
+            if not self._has_skipped:
+                render.say(f"note: an odd answer is skipped: {type(error).__name__}: {error}")
+            self._has_skipped = True
 
     def _write(self, piece: str, skip: int) -> int:
         """Pass on the new part of a piece; return how many characters are still to be skipped."""
@@ -164,7 +209,7 @@ class Follower:
     async def _watch_pauses(self) -> None:
         pace = Pace(self.cluster, PAUSE_POLL_S)
         while True:
-            with contextlib.suppress(RaydebugError):
+            with self._skipping():
                 listed = await asyncio.to_thread(fetch_pauses, self.cluster)
                 mine = [pause for pause in listed if pause.get("job") in (self.submission_id, None)]
                 for pause in mine:

@@ -197,12 +197,14 @@ async def follow_lines(
     states: dict[Source, dict[str, bool]] = {}
 
     async def read(source: Source) -> None:
-        rest, state = "", states.setdefault(source, {})
-        with contextlib.suppress(Exception):  # any error of httpx: missing lines are fetched at the end
+        rest, passed, state = "", 0, states.setdefault(source, {})
+        with contextlib.suppress(Exception):  # any error of httpx: it is read again from its beginning
             async for piece in dashboard.follow_file(source.node_id, source.name):
                 *lines, rest = (rest + piece).split("\n")
-                seen[source] = seen.get(source, 0) + len(lines)
-                for line in wanted.lines(lines, state):
+                fresh = lines[max(0, seen.get(source, 0) - passed) :]
+                passed += len(lines)
+                seen[source] = max(passed, seen.get(source, 0))
+                for line in wanted.lines(fresh, state):
                     on_line(source, line)
 
     try:
@@ -214,8 +216,8 @@ async def follow_lines(
                     reading[source] = asyncio.ensure_future(read(source))
             if over:
                 break
-            for task in [task for task in reading.values() if task.done()]:
-                task.result()  # raises when the reader of our output has gone
+            for source in [source for source, task in reading.items() if task.done()]:
+                reading.pop(source).result()  # raises when the reader of our output has gone
             await asyncio.sleep(LOOK_EVERY_S)
     finally:
         for task in reading.values():

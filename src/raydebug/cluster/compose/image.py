@@ -196,7 +196,8 @@ def _explain_failure(told: Mapping[str, Any], base: str) -> None:
 def commit_arguments(source: Path) -> list[str]:
     """Return the build arguments with the checkout's commit, for the label, and its time, for the files."""
     try:
-        told = process.run(["git", "-C", str(source), "log", "-1", "--format=%H %ct"], timeout_s=10)
+        environment = process.without_gits_variables()
+        told = process.run(["git", "-C", str(source), "log", "-1", "--format=%H %ct"], env=environment, timeout_s=10)
         revision, seconds = told.split()
     except (process.CommandFailed, ValueError):
         revision, seconds = "", "0"
