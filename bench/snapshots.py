@@ -144,7 +144,7 @@ def main() -> None:
         (f"{CRASHES} ranks crash at once: the slowest one (median of {ROUNDS}, longest)", at_once_s, "1 s", ""),
     ]
     about = f"{FRAMES} frames with a tensor of 256 MiB; medians of {PROCESSES} processes."
-    measuring.save_program("snapshots", "Snapshots", about, ("", "raydebug", "goal", "coredumpy"), rows)
+    measuring.save_program("snapshots", "Snapshots", about, ("figure", "raydebug", "goal", "coredumpy"), rows)
 
 
 if __name__ == "__main__":
