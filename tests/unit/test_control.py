@@ -6,11 +6,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from gateway_under_test import GatewayUnderTest
-from raydebug.client.gateway_client import describe_break_states, fetch_breaks, remove_break, set_breaks
+from raydebug.client.gateway_client import (
+    describe_break_states,
+    fetch_breaks,
+    fetch_processes,
+    remove_break,
+    set_breaks,
+)
 from raydebug.gateway.channel import ControlChannel
 from raydebug.gateway.control import Control
 from raydebug.gateway.numbers import Numbers
@@ -284,3 +291,39 @@ for every in (1, 3):
 def test_site_that_was_removed_and_is_set_again():
     """A removed breakpoint pauses no call; one that is set again counts from the start."""
     subprocess.run([sys.executable, "-c", SITE], check=True)
+
+
+CLOSES_ALL = """
+import os, socket, time
+from raydebug.worker import control_channel
+control_channel.open_channel()
+print("ready", flush=True)
+while not os.path.exists(os.environ["GO"]):
+    time.sleep(0.05)
+os.closerange(3, 256)
+ends = [*socket.socketpair(), *socket.socketpair(), *socket.socketpair()]
+print("closed", flush=True)
+while os.path.exists(os.environ["GO"]):
+    time.sleep(0.05)
+for end in ends:
+    end.setblocking(False)
+    try:
+        print(end.fileno(), end.recv(100))
+    except BlockingIOError:
+        print("nothing")
+"""
+
+
+def test_program_that_closes_all_descriptors(gateway: GatewayUnderTest, tmp_path: Path) -> None:
+    """Nothing is written to a file of the program that has got the channel's number; the process connects again."""
+    go = tmp_path / "go"
+    program = gateway.start(CLOSES_ALL, GO=str(go), RAYDEBUG_JOB="j")
+    assert program.stdout.readline() == "ready\n"
+    assert len(fetch_processes(gateway)) == 1
+    go.touch()
+    assert program.stdout.readline() == "closed\n"
+    deadline = time.monotonic() + 30
+    while not any(process["answers"] for process in fetch_processes(gateway)):
+        assert time.monotonic() < deadline
+    go.unlink()
+    assert program.communicate(timeout=30)[0].split() == ["nothing"] * 6

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import encodings.ascii
 import encodings.idna  # noqa: F401 - getaddrinfo and open() import these at the first call, where no fork waits for it
 import itertools
 import os
 import socket
+from typing import Any
 
 from raydebug.protocol import messages, variables, wire
 from raydebug.protocol.wire import Message
@@ -29,6 +31,62 @@ class Unreachable(NoGateway):
     """
 
 
+class OwnSocket(socket.socket):
+    """A connection of ours, by a number that the program may close and get again for a file of its own.
+
+    A program that becomes a daemon closes all descriptors. What is not this connection any more is neither written to,
+    nor read, nor closed.
+    """
+
+    __slots__ = ("_file",)
+
+    def __init__(self, connection: socket.socket) -> None:
+        timeout_s = connection.gettimeout()
+        super().__init__(fileno=connection.detach())
+        self.settimeout(timeout_s)
+        self._file = self._file_now()
+
+    def _file_now(self) -> tuple[int, int]:
+        status = os.fstat(self.fileno())
+        return status.st_dev, status.st_ino
+
+    def _check(self) -> None:
+        if self.fileno() >= 0:
+            try:
+                is_ours = self._file_now() == self._file
+            except OSError:
+                is_ours = False
+            if not is_ours:
+                self.detach()
+                raise ConnectionResetError("the program has closed the descriptor of this connection")
+
+    def recv(self, *arguments: int) -> bytes:
+        """As of a socket."""
+        self._check()
+        return super().recv(*arguments)
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        """As of a socket."""
+        self._check()
+        return super().send(data, flags)
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        """As of a socket."""
+        self._check()
+        super().sendall(data, flags)
+
+    def shutdown(self, how: int) -> None:
+        """As of a socket."""
+        self._check()
+        super().shutdown(how)
+
+    def close(self) -> None:
+        """Close it, unless its number is that of another file."""
+        with contextlib.suppress(OSError):
+            self._check()
+        super().close()
+
+
 def proven_connection(purpose: str = messages.PAUSE, *, timeout_s: float = DIAL_TIMEOUT_S) -> socket.socket:
     """Connect to the gateway; each side proves to the other that it holds the token.
 
@@ -46,7 +104,7 @@ def proven_connection(purpose: str = messages.PAUSE, *, timeout_s: float = DIAL_
     about = {"nonce": mine, "proof": wire.proof(token, wire.AS_HELLO, mine), "version": 2}
     hello = wire.encode(wire.event(1, messages.HELLO, about))  # ready before the gateway looks for it
     try:
-        connection = socket.create_connection((host, int(port)), timeout=timeout_s)
+        connection = OwnSocket(socket.create_connection((host, int(port)), timeout=timeout_s))
     except ValueError as error:
         raise NoGateway(f"no gateway at {address}: {error}") from error
     except OSError as error:
