@@ -9,6 +9,7 @@ import time
 import urllib.request
 import webbrowser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from raydebug.cli.app import whole_app
 from raydebug.errors import RaydebugError
 from raydebug.jobs.span_log import COLUMNS
 from raydebug.runs.folder import read_run
-from raydebug.runs.timeline import Recorded, read_recorded
+from raydebug.runs.timeline import Process, Recorded, Span, read_recorded
 from raydebug.trace.lanes import Event, arrange, groups_of
 from raydebug.trace.why import explain, slowest
 from raydebug.trace.write import write_trace
@@ -126,6 +127,58 @@ def test_why_a_step_was_slow(tmp_path: Path) -> None:
     assert slowest(training(tmp_path / "healthy", slow=0)) is None
     with pytest.raises(RaydebugError, match="step 9 is not recorded"):
         explain(found, 9)
+
+
+Step = tuple[str, float, list[tuple[float, float]], list[tuple[float, float]]]
+"""Its phase and how long that took; begin and end in it of each sample, and of the work of each rank."""
+
+
+def timed_span(name: str, start: float, end: float, task: int | None = None, of: str = "") -> Span:
+    return Span(name, start, end, 9, task, of, "", {})
+
+
+def steps_with(slow: Step, *, usual: Step) -> Recorded:
+    """A run of eleven steps, of which the sixth is slow: of each its one phase, samples and the work of ranks in it."""
+    trainer, others, now = Process({"actor": "TaskRunner", "pid": 1}), list[Process](), 100.0
+    for number in range(1, 12):
+        phase, seconds, samples, works = slow if number == 6 else usual
+        trainer.spans += [timed_span(phase, now, now + seconds), timed_span("step", now, now + seconds, of=str(number))]
+        for pid in range(50, 50 + max(1, len(works)) - len(others)):
+            others.append(Process({"actor": "Worker" if works else "AgentLoopWorker", "pid": pid, "rank": None}))
+        others[0].spans += [
+            timed_span("generate_sequences", now + begin, now + end, 1000 * number + nth, f"{number}-{nth}")
+            for nth, (begin, end) in enumerate(samples)
+        ]
+        for process, (begin, end) in zip(others, works, strict=False):
+            process.spans.append(timed_span("train_batch", now + begin, now + end))
+        now += seconds
+    for process in (trainer, *others):
+        process.spans.sort(key=lambda span: (span.start, -span.end))
+    run: Any = SimpleNamespace(id="made-up", steps=[], pauses=[], findings=[])
+    return Recorded(run, 0.0, 1e6, [trainer, *others], [])
+
+
+LATE_SAMPLE = [(0.0, 10.0)] * 7 + [(0.0, 30.0)]  # one is alone for 20 s, as in every step
+LATE_RANK = [(0.0, 14.5)] * 3 + [(0.0, 19.5)]
+
+
+@pytest.mark.parametrize(
+    ("slow", "usual", "words"),
+    [
+        (("gen", 68.0, [(38.0, 48.0)] * 7 + [(38.0, 68.0)], []), ("gen", 30.0, LATE_SAMPLE, []),
+         "generate began to work 38 s later than usual"),
+        (("gen", 68.0, LATE_SAMPLE, []), ("gen", 30.0, LATE_SAMPLE, []),
+         "generate went on 38 s longer after its last work"),
+        (("update_actor", 28.0, [], [(8.0, 22.5)] * 3 + [(8.0, 27.5)]), ("update_actor", 20.0, [], LATE_RANK),
+         "update_actor began to work 8.0 s later than usual"),
+        (("gen", 70.0, [(0.0, 30.0)] * 6 + [(0.0, 69.5), (0.0, 69.9)], []), ("gen", 30.0, [(0.0, 29.9)] * 8, []),
+         "generate waited 40 s for 2 samples (uid 6-7, uid 6-6)"),
+    ],
+    ids=["the engine woke up late", "something behind the samples", "all ranks began late", "two samples"],
+)  # fmt: skip
+def test_who_is_always_late_does_not_explain_a_step(slow: Step, usual: Step, words: str) -> None:
+    """What a phase waits for in every step is not why one step was slow."""
+    assert explain(steps_with(slow, usual=usual), 6).text.endswith(f" more than usual: {words}")
 
 
 def test_the_report_has_the_slowest_step(tmp_path: Path) -> None:

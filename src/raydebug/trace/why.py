@@ -152,9 +152,9 @@ def _explain(recorded: Recorded, steps: Sequence[StepTimes], at: int) -> Why:
         said = ", ".join(f"{name} {_s(seconds)}" for name, seconds in sorted(extra.items(), key=lambda one: -one[1])[:3]
                          if seconds >= LEAST_SHARE * extra_s)  # fmt: skip
         return Why(step.number, f"{took}: {said} more than usual", step.took_s, usual_s, phase, more_s)
-    inside = [span for span in step.spans if span.name == phase]
-    sample, waited = _last_sample(recorded, inside, more_s)
-    waited = waited or _last_process(recorded, inside, more_s)
+    of_steps = [[span for span in each.spans if span.name == phase] for each in (step, *near)]
+    waits = _last_samples(recorded, of_steps, more_s) or _last_process(recorded, of_steps, more_s)
+    sample, waited = waits or ("", _around(recorded, of_steps, more_s))
     words = {"gen": "generate"}.get(phase, phase)
     text = f"{took}: {words} {waited or f'took {_s(step.phases[phase])}, {_s(more_s)} more than usual'}"
     return Why(step.number, text, step.took_s, usual_s, phase, more_s, sample)
@@ -172,52 +172,102 @@ def _paused(recorded: Recorded, step: StepTimes) -> tuple[float, str] | None:
     return max(held, default=None)
 
 
-def _last_sample(recorded: Recorded, phases: Sequence[Span], more_s: float) -> tuple[str, str]:
-    """Return the sample that a phase waited for after all others had ended, and the words for it; empty without one."""
+class _Late(NamedTuple):
+    """What a phase waited for after all else had ended."""
+
+    alone_s: float
+    sample: str
+    words: str
+
+
+_NOBODY = _Late(0.0, "", "")
+
+
+def _exceeds(lates: Sequence[_Late], more_s: float) -> tuple[str, str] | None:
+    """Return the sample and the words of the first step if it waited so much longer than the others do."""
+    first, usual_s = lates[0], median_low(late.alone_s for late in lates[1:])
+    return (first.sample, first.words) if first.alone_s - usual_s >= MOST_OF * more_s else None
+
+
+def _samples_in(recorded: Recorded, phases: Sequence[Span]) -> dict[tuple[int, int, str], list[Span]]:
     by_sample: dict[tuple[int, int, str], list[Span]] = defaultdict(list)
     for number, process in enumerate(recorded.processes):
         for span in process.spans:
             is_inside = any(span.start < phase.end and phase.start < span.end for phase in phases)
             if span.task is not None and span.name in PARTS and is_inside:
                 by_sample[number, span.task, span.of or "?"].append(span)
-    ends = sorted(((max(span.end for span in parts), key) for key, parts in by_sample.items()), reverse=True)
-    if not ends:
-        return "", ""
-    last, key = ends[0]
-    alone_s = last - (ends[1][0] if len(ends) > 1 else min(phase.start for phase in phases))
-    if alone_s < MOST_OF * more_s:
-        return "", ""
-    longest = max(by_sample[key], key=lambda one: one.end - one.start)
-    part = PARTS[longest.name] + (f" {longest.note}" if longest.note else "")
-    return key[2], f"waited {_s(alone_s)} for one sample (uid {key[2]}, {part}, {_s(longest.end - longest.start)})"
+    return by_sample
 
 
-def _last_process(recorded: Recorded, phases: Sequence[Span], more_s: float) -> str:
-    """Return the words for the process that a phase waited for after its peers had ended; empty without one.
+def _last_samples(recorded: Recorded, of_steps: Sequence[Sequence[Span]], more_s: float) -> tuple[str, str] | None:
+    """Return the sample that a phase of the first step waited for, and the words; of several the last one's id."""
+
+    def last(phases: Sequence[Span]) -> _Late:
+        by_sample = _samples_in(recorded, phases)
+        ends = sorted(((max(span.end for span in parts), key) for key, parts in by_sample.items()), reverse=True)
+        late = [key for end, key in ends if end >= ends[0][0] - (1 - MOST_OF) / 2 * more_s]
+        if not late or len(late) == len(ends) > 1:  # none waited for another one
+            return _NOBODY
+        before = ends[len(late)][0] if len(ends) > len(late) else min(phase.start for phase in phases)
+        alone_s, key = ends[0][0] - before, late[0]
+        if len(late) > 1:
+            names = ", ".join(f"uid {name}" for _, _, name in late[:3])
+            return _Late(alone_s, key[2], f"waited {_s(alone_s)} for {len(late)} samples ({names})")
+        longest = max(by_sample[key], key=lambda part: part.end - part.start)
+        part = PARTS[longest.name] + (f" {longest.note}" if longest.note else "")
+        words = f"waited {_s(alone_s)} for one sample (uid {key[2]}, {part}, {_s(longest.end - longest.start)})"
+        return _Late(alone_s, key[2], words)
+
+    return _exceeds([last(phases) for phases in of_steps], more_s)
+
+
+def _last_process(recorded: Recorded, of_steps: Sequence[Sequence[Span]], more_s: float) -> tuple[str, str] | None:
+    """Return the words for the process that a phase of the first step waited for after its peers had ended.
 
     Who has called it waits with it. So of those that ended last the one counts that is alone of its class among them,
     with others of its class that ended before; of several such ones, the one that was called last.
     """
-    last: list[tuple[Span, str, Process]] = []  # the last work of each process, and the class of its actor
-    for process in recorded.processes:
-        work = [span for span in (*process.spans, *process.tasks) if _is_in(span, phases)]
-        if work and not process.is_timed:  # nobody knows which of them was last
+
+    def last(phases: Sequence[Span]) -> _Late:
+        works: list[tuple[Span, str, Process]] = []  # the last work of each process, and the class of its actor
+        for process in recorded.processes:
+            work = [span for span in (*process.spans, *process.tasks) if _is_in(span, phases)]
+            if work and not process.is_timed:  # nobody knows which of them was last
+                return _NOBODY
+            if work and not _count_steps(process):
+                final = max(work, key=lambda span: (span.end, span.start))
+                works.append((final, title_of(process).partition(" ")[0], process))
+        end = max((span.end for span, _, _ in works), default=0.0)
+        late = [work for work in works if work[0].end >= end - (1 - MOST_OF) / 2 * more_s]
+        before = [work for work in works if work not in late]
+        kinds, peers = Counter(kind for _, kind, _ in late), {kind for _, kind, _ in before}
+        alone = [work for work in late if kinds[work[1]] == 1]
+        if not alone:
+            return _NOBODY
+        held, _, process = max(alone, key=lambda work: (work[1] in peers, work[0].start))
+        alone_s = end - max((span.end for span, _, _ in before), default=held.start)
+        words = f"waited {_s(alone_s)} for {title_of(process)}: {held.name}, {_s(held.end - held.start)}"
+        return _Late(alone_s, "", words)
+
+    return _exceeds([last(phases) for phases in of_steps], more_s)
+
+
+def _around(recorded: Recorded, of_steps: Sequence[Sequence[Span]], more_s: float) -> str:
+    """Return that the work in a phase began late, or that the phase went on after it; empty if neither explains it."""
+    waits = []
+    for phases in of_steps:
+        works = [span for parts in _samples_in(recorded, phases).values() for span in parts]
+        if not works:
+            works = [span for process in recorded.processes if not _count_steps(process)
+                     for span in (*process.spans, *process.tasks) if _is_in(span, phases)]  # fmt: skip
+        if not works or not phases:
             return ""
-        if work and not _count_steps(process):
-            found = max(work, key=lambda one: (one.end, one.start))
-            last.append((found, title_of(process).partition(" ")[0], process))
-    end = max((one.end for one, _, _ in last), default=0.0)
-    late = [work for work in last if work[0].end >= end - (1 - MOST_OF) / 2 * more_s]
-    before = [work for work in last if work not in late]
-    alone_s = end - max((one.end for one, _, _ in before), default=min((phase.start for phase in phases), default=end))
-    if not last or alone_s < MOST_OF * more_s:
-        return ""
-    kinds, peers = Counter(kind for _, kind, _ in late), {kind for _, kind, _ in before}
-    alone = [work for work in late if kinds[work[1]] == 1]
-    if not alone:
-        return ""
-    held, _, process = max(alone, key=lambda one: (one[1] in peers, one[0].start))
-    return f"waited {_s(alone_s)} for {title_of(process)}: {held.name}, {_s(held.end - held.start)}"
+        begins_s = min(span.start for span in works) - min(phase.start for phase in phases)
+        waits.append((begins_s, max(phase.end for phase in phases) - max(span.end for span in works)))
+    begins_s, goes_on_s = (waits[0][which] - median_low(wait[which] for wait in waits[1:]) for which in (0, 1))
+    if begins_s >= MOST_OF * more_s:
+        return f"began to work {_s(begins_s)} later than usual"
+    return f"went on {_s(goes_on_s)} longer after its last work" if goes_on_s >= MOST_OF * more_s else ""
 
 
 def _is_in(one: Span, phases: Sequence[Span]) -> bool:
