@@ -149,8 +149,8 @@ def steps_with(slow: Step, *, usual: Step) -> Recorded:
             timed_span("generate_sequences", now + begin, now + end, 1000 * number + nth, f"{number}-{nth}")
             for nth, (begin, end) in enumerate(samples)
         ]
-        for process, (begin, end) in zip(others, works, strict=False):
-            process.spans.append(timed_span("train_batch", now + begin, now + end))
+        for worker, (begin, end) in zip(others, works, strict=False):
+            worker.spans.append(timed_span("train_batch", now + begin, now + end))
         now += seconds
     for process in (trainer, *others):
         process.spans.sort(key=lambda span: (span.start, -span.end))
