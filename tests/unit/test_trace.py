@@ -152,8 +152,8 @@ def steps_with(slow: Step, *, usual: Step) -> Recorded:
         for worker, (begin, end) in zip(others, works, strict=False):
             worker.spans.append(timed_span("train_batch", now + begin, now + end))
         now += seconds
-    for process in (trainer, *others):
-        process.spans.sort(key=lambda span: (span.start, -span.end))
+    for each in (trainer, *others):
+        each.spans.sort(key=lambda span: (span.start, -span.end))
     run: Any = SimpleNamespace(id="made-up", steps=[], pauses=[], findings=[])
     return Recorded(run, 0.0, 1e6, [trainer, *others], [])
 
