@@ -139,6 +139,14 @@ async def test_a_signal_names_the_process_that_it_ended(
     assert bool(ends[0]["kill"]) is is_named
 
 
+async def test_numbers_of_ends_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ends of a gateway that was started again have higher numbers, however many ended in one second before."""
+    real, before = time.time_ns, Ended(lambda _: [])
+    last = [next(before._numbers) for _ in range(2000)][-1]
+    monkeypatch.setattr(time, "time_ns", lambda: real() + 10_000_000)
+    assert next(Ended(lambda _: [])._numbers) > last
+
+
 async def test_a_process_that_is_back() -> None:
     """A process that connects again has not ended; who has seen all ends is told."""
     known = Ended(lambda _: [])

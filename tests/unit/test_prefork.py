@@ -240,6 +240,15 @@ def test_signals_reach_the_program(pool: PoolUnderTest) -> None:
 SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(100)"
 
 
+def test_a_status_that_cannot_be_written(pool: PoolUnderTest) -> None:
+    """A full disk takes no status; the pool and its programs go on."""
+    status = pool.folder / "status.json"
+    status.unlink()
+    status.mkdir()
+    assert [pool.run("import sys; sys.exit(3)\n")[0] for _ in range(2)] == [3, 3]
+    assert pool.keeper.poll() is None
+
+
 def test_the_program_ends_with_its_proxy(pool: PoolUnderTest) -> None:
     """SIGKILL of the proxy, which cannot be forwarded, ends the program too; SIGKILL of the program ends both."""
     process = pool.start(SLEEPS)

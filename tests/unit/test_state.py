@@ -17,7 +17,8 @@ from raydebug.cluster.compose import engine, lifecycle
 from raydebug.cluster.find import cluster_at, find_cluster, load_cluster
 from raydebug.cluster.kinds import ComposeKind, kind_of
 from raydebug.cluster.up import UpOptions, choosing_ports, remembered_ports
-from raydebug.errors import RaydebugError
+from raydebug.errors import RaydebugError, UsageError
+from raydebug.runs.folder import RunFolder
 
 
 @pytest.fixture(autouse=True)
@@ -227,6 +228,33 @@ def test_stopped_containers_keep_their_record(monkeypatch):
             start(UpOptions(name="mine"))
     assert state.read_record("mine") == made
     assert made.token_file.exists()
+
+
+@pytest.mark.parametrize("phase", ["starting Ray", "up"])
+def test_a_cluster_that_is_still_starting(monkeypatch, phase):
+    """`up` of a cluster that another `up` has begun waits until it is up."""
+    made, waited = cluster("mine", kind="local"), []
+    monkeypatch.setattr(local, "find_cluster", lambda _: made)
+    monkeypatch.setattr(local, "is_alive", lambda _: True)
+    monkeypatch.setattr(state, "read_status", lambda _: {"phase": phase})
+    monkeypatch.setattr(local, "wait_until_up", lambda name, *_, **__: waited.append(name))
+    assert local.bring_up(UpOptions(name="mine")) == (made, False)
+    assert waited == ([] if phase == "up" else ["mine"])
+
+
+@pytest.mark.parametrize("value", ["1h", "nan", "-1"])
+def test_a_limit_that_is_no_number(monkeypatch, value):
+    """A time limit of pauses that the gateway could not read is refused before anything starts."""
+    monkeypatch.setenv("PAUSE_LIMIT_S", value)
+    with pytest.raises(UsageError, match=f"PAUSE_LIMIT_S={value} is no number of seconds"):
+        local._plan(UpOptions(name="mine"), "", None)
+
+
+@pytest.mark.parametrize("name", ["../../x", "/x", "..", "a/b", "a\0b"])
+def test_a_job_whose_name_is_a_path(name):
+    """A dashboard's name of a job leads to no folder outside of the runs'."""
+    with pytest.raises(OSError, match="is no name of a folder"):
+        RunFolder(name)
 
 
 def test_a_local_cluster_keeps_its_record(monkeypatch):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Json, Name
+from raydebug.cli.options import Json, Name, finite
 from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
@@ -131,7 +131,9 @@ def stop(job: _Id = None, name: Name = "default") -> None:
 @app.command()
 def wait(
     job: _Id = None,
-    timeout: Annotated[float | None, typer.Option(min=0.0, metavar="SECONDS", help="Give up after this long.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.0, callback=finite, metavar="SECONDS", help="Give up after this long.")
+    ] = None,
     name: Name = "default",
 ) -> None:
     """Wait for the end of a job and return its exit code.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Json, Name
+from raydebug.cli.options import Json, Name, finite
 from raydebug.errors import Exit, RaydebugError, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,12 @@ def memory(
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", min=0.1, help="With --growth: how long a step is, of a program that says none."),
+        typer.Option(
+            "--seconds",
+            min=0.1,
+            callback=finite,
+            help="With --growth: how long a step is, of a program that says none.",
+        ),
     ] = None,
     pid: Annotated[
         str | None, typer.Option("--pid", metavar="PID[@IP]", help="One process, and who holds its memory.")

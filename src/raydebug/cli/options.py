@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Annotated, Any
 
@@ -11,6 +12,19 @@ from typer.core import TyperCommand
 from raydebug.errors import UsageError
 
 _COMMAND = "raydebug.command"
+
+
+def finite(seconds: float | None) -> float | None:
+    """Check the value of an option: click takes `nan` and `inf` for numbers of any range.
+
+    Raises:
+        typer.BadParameter: it is no number of seconds.
+    """
+    if seconds is not None and not math.isfinite(seconds):
+        raise typer.BadParameter(f"{seconds} is no number of seconds")
+    return seconds
+
+
 GPUS_HELP = (
     "Logical GPUs of a cluster that this starts. Default: the GPUs that the driver lists; on a CPU as many as the"
     " training asks for."

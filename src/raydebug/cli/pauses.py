@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Address, Execute, Json, Name
+from raydebug.cli.options import Address, Execute, Json, Name, finite
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol import messages
 
@@ -117,7 +117,9 @@ def attach(
     pid: Annotated[str | None, typer.Option("--pid", metavar="PID", help=_PID_HELP)] = None,
     worker: Annotated[str | None, typer.Option("--worker", metavar="ID", help=_WORKER_HELP)] = None,
     execute: Execute = None,
-    timeout: Annotated[float | None, typer.Option(min=0.0, metavar="SECONDS", help=_TIMEOUT_HELP)] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.0, callback=finite, metavar="SECONDS", help=_TIMEOUT_HELP)
+    ] = None,
     steal: Annotated[bool, typer.Option("--steal", help="Take the pause from a client that holds it.")] = False,
     name: Name = "default",
     address: Address = None,

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from raydebug import render
-from raydebug.cli.options import GPUS_HELP, Debugger, Name, TinyData, TinyModel, TrainerName, command_of, tiny_kinds
+from raydebug.cli.options import (
+    GPUS_HELP,
+    Debugger,
+    Name,
+    TinyData,
+    TinyModel,
+    TrainerName,
+    command_of,
+    finite,
+    tiny_kinds,
+)
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol.secrets import without_secret_arguments
 
@@ -66,6 +76,7 @@ _HangAfter = Annotated[
         help="After so long without a step that ended, whatever moves, write the stacks of all processes and a"
         " verdict. 0: never. Default: 600, or 5 median steps, for a training of a known trainer, else never.",
         min=0,
+        callback=finite,
         metavar="SECONDS",
     ),
 ]

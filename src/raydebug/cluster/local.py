@@ -26,6 +26,7 @@ from raydebug.cluster.up import (
     choose_ports,
     choosing_ports,
     raise_if_interrupted,
+    refuse_no_number,
     refuse_other_ports,
     remembered_ports,
     undone_unless_whole,
@@ -68,7 +69,9 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
                     code="cluster.dead",
                 )
             refuse_other_ports(options, running)
-            if status.get("gateway") is not None:
+            if status["phase"] != "up":  # the `up` that began it was cut off, or still waits
+                wait_until_up(running.name, lambda: _phase_of(running), on_phase, limit_s=UP_TIMEOUT_S, every_s=0.05)
+            elif status.get("gateway") is not None:
                 _start_gateway_again(running, on_phase)
             return running, False
         python = find_interpreter(options.python)
@@ -155,6 +158,7 @@ def programs(cluster: Cluster) -> list[str]:
 
 
 def _plan(options: UpOptions, python: str, environment: Environment) -> Cluster:
+    refuse_no_number("PAUSE_LIMIT_S", os.environ.get("PAUSE_LIMIT_S", ""))
     folder, gpus = state.make_folder(options.name), choose_gpus(options.gpus, os.environ)
     state.make_token(folder)
     with choosing_ports(options.name) as taken:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import random
 import signal
@@ -142,6 +143,21 @@ def choose_ports(
         port = next((p for p in candidates if p and p not in used and is_free(p)), None)
         chosen[purpose] = port or _any_free(used, within)
     return chosen
+
+
+def refuse_no_number(name: str, value: str) -> None:
+    """Refuse a variable that the gateway could not read as a number of seconds: it would end again and again.
+
+    Raises:
+        UsageError: it is none.
+    """
+    with contextlib.suppress(ValueError):
+        if not value or (math.isfinite(float(value)) and float(value) >= 0):
+            return
+    raise UsageError(
+        f"{name}={value} is no number of seconds", cause="the shell has set it so",
+        fix=f"unset it, or give seconds, such as {name}=3600; 0: never", code="up.no-number",
+    )  # fmt: skip
 
 
 def refuse_other_ports(options: UpOptions, running: state.Cluster) -> None:

@@ -40,7 +40,9 @@ class Ended:
     def __init__(self, peers: Callable[[str], Sequence[ControlChannel]]) -> None:
         self._peers = peers  # the channels of the processes in a namespace
         self._by_job: dict[str, deque[EndedProcess]] = {}
-        self._numbers = itertools.count(int(time.time()))  # higher than those of a gateway before
+        self._numbers = itertools.count(
+            time.time_ns() // 1000
+        )  # higher than those of a gateway before: no job ends a million a second
         self._here = node_facts.namespace()
         self._handles: dict[ControlChannel, int] = {}
         self._raylets: dict[int, int] = {}  # pidfds, by process id

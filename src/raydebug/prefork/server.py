@@ -189,10 +189,11 @@ class Server:
         document = {"pid": os.getpid(), "zygotes": zygotes, "cold": self._cold_count, "last_cold": self._cold}
         # Not settings.files.atomic_write: the pool imports worker and protocol only.
         fresh = f"{self._status}.new"
-        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(document, file)
-        os.replace(fresh, self._status)
+        with contextlib.suppress(OSError):  # a full disk: it is written at the next change
+            handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(document, file)
+            os.replace(fresh, self._status)
 
 
 def skip_setup_worker(request: Message) -> None:
