@@ -85,6 +85,18 @@ def test_vscode_writes_no_token(gateway, tmp_path):
 # The adapter
 
 
+@pytest.mark.parametrize("how", ["</dev/null", "<&-", "< FILE", "> FILE </dev/zero", ">&-"])
+def test_adapter_without_pipes(tmp_path: Path, how: str) -> None:
+    """An adapter that no editor has started says so in three lines, whatever its input and output are."""
+    (tmp_path / "FILE").write_text("x")
+    line = f"{sys.executable} -P -m raydebug adapter {how}"
+    whole = f"{line} | cat" if "<" in how else f"cat | {line} | cat"
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 30}
+    done = subprocess.run(["bash", "-c", whole], cwd=tmp_path, check=False, **options)
+    assert "is no pipe" in done.stderr.splitlines()[0]
+    assert len(done.stderr.splitlines()) == 3
+
+
 @contextlib.asynccontextmanager
 async def started_adapter(gateway: GatewayUnderTest, argv: list[str], *, env: dict[str, str] | None = None):
     """Start an adapter as an editor does, and yield a session on its stdin and stdout."""

@@ -15,6 +15,8 @@ if __name__ == "__main__":  # run by its path: import from the folder of the pac
 
 import asyncio
 import contextlib
+import os
+import stat
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
@@ -22,7 +24,7 @@ from raydebug.cluster.find import load_cluster
 from raydebug.cluster.state import DEFAULT_NAME
 from raydebug.console.session import GatewayAddress
 from raydebug.dap import READ_BYTES, open_proven, reduce_latency
-from raydebug.errors import RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol import wire
 from raydebug.protocol.client_handshake import NotProven
 from raydebug.protocol.lost_peers import OUT_OF_REACH, watch_peer
@@ -57,7 +59,20 @@ def find_address(arguments: Message) -> GatewayAddress:
 
 
 def serve(snapshot: str | None = None) -> None:
-    """Speak DAP on stdin and stdout until either side disconnects; a snapshot is opened in place of what is asked."""
+    """Speak DAP on stdin and stdout until either side disconnects; a snapshot is opened in place of what is asked.
+
+    Raises:
+        UsageError: one of them is no pipe, socket or terminal, which asyncio could not wait for.
+    """
+    for name, number in (("standard input", 0), ("standard output", 1)):
+        with contextlib.suppress(OSError):  # it is closed
+            mode = os.fstat(number).st_mode
+            if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(number):
+                continue
+        raise UsageError(
+            f"{name} is no pipe", cause="`raydebug adapter` speaks DAP with the editor that starts it",
+            fix="let the editor start it: docs/02-attach.md", code="adapter.no-pipe",
+        )  # fmt: skip
     asyncio.run(_serve(snapshot))
 
 

@@ -41,7 +41,9 @@ class RunFolder:
     """
 
     def __init__(self, run_id: str) -> None:
-        if Path(run_id).name != run_id or run_id in ("", "..") or "\0" in run_id:  # it comes from a dashboard, and becomes a path
+        if (
+            Path(run_id).name != run_id or run_id in ("", "..") or "\0" in run_id
+        ):  # it comes from a dashboard, and becomes a path
             raise OSError(f"'{run_id[:80]}' is no name of a folder")
         self.path = runs_dir() / run_id
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
