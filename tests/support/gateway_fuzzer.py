@@ -345,7 +345,7 @@ class Fuzzer:
 
 def hello(nonce: str) -> dict[str, Any]:
     """Return the body of the first message of a process that holds the token."""
-    return {"nonce": nonce, "version": 1, "proof": wire.proof(TOKEN, wire.AS_HELLO, nonce)}
+    return {"nonce": nonce, "proof": wire.proof(TOKEN, wire.AS_HELLO, nonce)}
 
 
 async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[wire.Message]:

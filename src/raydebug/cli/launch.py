@@ -74,9 +74,10 @@ def find_facts(options: RunOptions) -> Facts:
         _note_shared(cluster, folder, options)
     submit.find_program(options.command, folder, runner)
     require_parts(options.tiny, runner, folder)
+    working_dir = runner.folder(folder)  # copies it where nodes are other machines; breakpoints are looked up in that
     return Facts(
         reading,
-        runner.folder(folder),
+        working_dir,
         cluster,
         gpus=environment.choose_gpus(options.gpus, os.environ) if kind is None else kind.gpus(),
         why_so_many=environment.why_so_many(options.gpus, os.environ) if kind is None else "",

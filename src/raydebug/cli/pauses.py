@@ -26,7 +26,7 @@ _LOST = ("session.process-gone", "session.gateway-gone")  # console/session.py
 _TARGET_HELP = "A pause of `raydebug paused`, `next` (waits for it) or `all`. Default: the only one that waits."
 _RANKS_HELP = "These ranks at one prompt, such as 0,3-5; those that pause later join."
 _JOB_HELP = "All pauses of this job at one prompt."
-_PID_HELP = "A process that works: it pauses at the line where it is. PID@IP where several nodes have that number."
+_PID_HELP = "A process that works: it pauses at its next line. PID@IP where several nodes have that number."
 _WORKER_HELP = "The same, by the beginning of its Ray worker id."
 _TIMEOUT_HELP = "Limit of the wait for pauses, and of each wait for a stop with -x (there: 60)."
 

@@ -1,4 +1,4 @@
-"""What `raydebug run` will do, decided from its options and from what is facts. Nothing here looks or acts."""
+"""What `raydebug run` will do, decided from its options and from facts. Nothing here looks or acts."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def plan_run(options: RunOptions, facts: Facts, environ: Mapping[str, str]) -> R
     """Return the plan for a command.
 
     Raises:
-        RaydebugError: one of the options is not possible facts.
+        RaydebugError: one of the options is not possible with these facts.
     """
     mode, origin = choose_mode(options.debugger, environ)
     in_force = mode if facts.cluster is None or origin != "default" else facts.cluster.debugger

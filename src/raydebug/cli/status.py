@@ -166,7 +166,7 @@ def ps(
 def _show_processes(cluster: Cluster, *, as_json: bool) -> None:
     from raydebug.client.gateway_client import fetch_processes
     from raydebug.cluster.state import name_option
-    from raydebug.protocol.names import name_process
+    from raydebug.protocol.names import name_process, pid_option
 
     processes = fetch_processes(cluster)
     if as_json:
@@ -187,7 +187,7 @@ def _show_processes(cluster: Cluster, *, as_json: bool) -> None:
         worker, job = (process["worker_id"] or "")[:12], process["job"] or ""
         rows.append([str(process["pid"]), str(process["ip"]), worker, job, who, state])
     render.table(None, ["pid", "ip", "worker", "job", "who", "at"], rows)
-    pid = render.command("raydebug", "attach", "--pid", str(processes[0]["pid"]))
+    pid = render.command("raydebug", "attach", "--pid", pid_option(processes[0]))
     render.say(f"next: {pid}{name_option(cluster.name)}")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from raydebug.errors import UsageError
 
 KINDS = ("local", "compose")
-# The options that one kind alone takes. All others, --prefork too, are for both.
+# The options that one kind alone takes. All others are for both.
 OF_KIND = {
     "--python": "local",
     **dict.fromkeys(("--mount", "--hf-cache", "--env-file", "--dry-run", "--yes", "--write-env"), "compose"),

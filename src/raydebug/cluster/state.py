@@ -152,7 +152,7 @@ class Cluster:
 
     @property
     def there(self) -> Remote:
-        """How it is reached; only for one that has it (`is_of_nodes`)."""
+        """How it is reached; only where `remote` is set."""
         assert self.remote is not None
         return self.remote
 

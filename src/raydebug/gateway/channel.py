@@ -97,6 +97,11 @@ class ControlChannel:
         """Id of the process, the same in each of its dial-ins."""
         return str(self.about.get("instance") or "")
 
+    def learn(self, more: WorkRecord) -> None:
+        """Note what the process says of itself; which one it is, and of which job, it has said when it dialled in."""
+        fixed = {name: self.about.get(name) for name in ("instance", "job") if self.about.get(name)}
+        self.about.update(cast(WorkRecord, {**more, **fixed}))
+
     async def ask(
         self, question: Question[Body, Answer], body: Body, timeout_s: float | None = None
     ) -> Answer | NoAnswer:
@@ -155,9 +160,7 @@ class ControlChannel:
                     answer |= {"sent_ns": asked.sent_ns, "received_ns": time.monotonic_ns()}
                     answer["gateway_wall_ns"] = wall_ahead_ns()
                 if question == DESCRIBE:
-                    instance = self.instance
-                    self.about.update(answer)
-                    self.about["instance"] = instance  # which it has proved, whatever it says here
+                    self.learn(answer)
                     self.answers, self._described_at = True, time.monotonic()
             elif answer.state == messages.FAILED:
                 log.warning("process %s: '%s' failed: %s", self.title, question.name, cause)

@@ -192,7 +192,7 @@ class Control:
         answers = {channel: record for channel, record in given.items() if not isinstance(record, NoAnswer)}
         holders: dict[str, list[ControlChannel]] = {}
         for channel, record in answers.items():
-            channel.about.update(records.read(record, records.WorkRecord))
+            channel.learn(records.read(record, records.WorkRecord))
             for thread in record.get("threads", []):
                 if len(known := holders.setdefault(thread.get("digest", ""), [])) < HOLDERS:
                     known.append(channel)

@@ -28,8 +28,8 @@ WRONG_TOKEN, CONFLICT, MISDIRECTED, TIMED_OUT = 401, 409, 421, 504
 PAUSE_WITHIN_S, PAUSE_AT_MOST_S = 10.0, 3600.0
 ANSWERS_WITHIN_S, ANSWERS_AT_MOST_S = 0.3, 30.0
 PATHS = (
-    "/health, /status, /pauses, /processes, /processes/NAME, /stacks, /snapshots, /snapshots/JOB, /pause, /breaks"
-    " and /jobs/ID"
+    "/health, /status, /pauses, /processes, /processes/NAME, /stacks, /snapshots, /snapshots/JOB, /snapshots/JOB/ID,"
+    " /deaths/JOB/NUMBER, /pause, /breaks, /breaks/ID and /jobs/ID"
 )
 PROCESSES_IN_A_PIECE = 64
 Listed = TypeVar("Listed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 
@@ -138,7 +139,7 @@ class Follower:
 
         A job with a paused task is left alone: it is being debugged.
         """
-        seen: list[tuple[str, str] | None] = [None]
+        seen = deque[tuple[str, str] | None]([None], maxlen=DEMAND_LOOKS)
         said: tuple[str, str] | None = None
         job_id: str | None = None
         # The GCS reads all its tasks for it: 17 ms for 2,288 (ray 2.60.0, measured).
@@ -150,8 +151,8 @@ class Follower:
                 job_id = job_id or (await asyncio.to_thread(self._dashboard.job, self.submission_id)).get("job_id")
                 if job_id and not self._paused:
                     found = await asyncio.to_thread(resource_requests.find_unsatisfiable, self._dashboard, job_id)
-            seen = [*seen[1 - DEMAND_LOOKS :], found]
-            if found is not None and seen == [found] * DEMAND_LOOKS:
+            seen.append(found)
+            if found is not None and [*seen] == [found] * DEMAND_LOOKS:
                 if self.cluster.kind in SIZED_BY_US:
                     return resource_requests.unsatisfiable(self.cluster, *found)
                 if found != said:  # an autoscaler may start a node for just this request

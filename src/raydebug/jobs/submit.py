@@ -41,7 +41,7 @@ class Job:
         command: program and arguments.
         working_dir: where it runs, as it is called there.
         debugger: its debugger mode, or None for the cluster's.
-        breaks: breakpoints set from outside (client/gateway_client.py).
+        breaks: breakpoints set from outside (client/breakpoint_specs.py).
         profile: name of the profile to apply, or None.
         tiny: what is replaced by a tiny one: `model`, `data`.
         rollouts: what is done with rollouts (profile/rollouts.py); empty for nothing.

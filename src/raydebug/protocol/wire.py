@@ -6,10 +6,10 @@ The handshake proves mutually that both hold the cluster's token, without sendin
 
     process -> gateway   hello   {nonce, proof = HMAC(token, "hello" + its nonce)}
     gateway -> process   proof   {nonce, proof = HMAC(token, "gateway" + both nonces)}
-    process -> gateway   proof   {proof = HMAC(token, "process" + both nonces), process: ProcessRecord}
+    process -> gateway   proof   {proof = HMAC(token, "process" + both nonces), purpose, process: ProcessRecord}
     gateway -> process   welcome {}
 
-After that the connection belongs to pydevd. The proof in the first packet shows that its sender holds the token, so the
+After that the connection is what its purpose says: pydevd's, the control channel, or one snapshot. The proof in the first packet shows that its sender holds the token, so the
 gateway can close other connections at once; a replayed packet is useless, because the second proof covers the gateway's
 own nonce.
 

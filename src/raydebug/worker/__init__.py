@@ -1,6 +1,6 @@
 """Code that lives inside the user's processes. Standard library and `protocol` only; a failure never harms the job.
 
-`startup` runs in every Python below the cluster; everything else is imported when it is needed: the control channel at
+`startup` and `import_hooks` run in every Python below the cluster; all else is imported when it is needed: the control channel at
 `import ray` or `import torch`, the rest at a question, a pause or a crash. This file has what all of it asks: the
 debugger's mode, and the job's log. Every Python loads it: it has to stay small.
 

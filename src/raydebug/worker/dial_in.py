@@ -101,7 +101,7 @@ def proven_connection(purpose: str = messages.PAUSE, *, timeout_s: float = DIAL_
     address = os.environ.get(variables.GATEWAY, "")
     host, _, port = address.rpartition(":")
     token, mine = read_token(), wire.new_nonce()
-    about = {"nonce": mine, "proof": wire.proof(token, wire.AS_HELLO, mine), "version": 2}
+    about = {"nonce": mine, "proof": wire.proof(token, wire.AS_HELLO, mine)}
     hello = wire.encode(wire.event(1, messages.HELLO, about))  # ready before the gateway looks for it
     try:
         connection = OwnSocket(socket.create_connection((host, int(port)), timeout=timeout_s))
@@ -143,7 +143,7 @@ def _prove_each_other(connection: socket.socket, token: str, mine: str, purpose:
     if not wire.is_nonce(theirs) or not wire.is_same(expected, answer.get("proof")):
         raise Unreachable("what answers there does not hold this cluster's token")
     process = {**records.describe_process(), "secret": _secret}
-    if purpose == messages.PAUSE:  # a gateway that still holds an earlier connection of this process drops it
+    if purpose == messages.PAUSE:  # sessions of one process with pydevd do not number their requests alike
         process["dials"] = next(_dials)
     body = {"proof": wire.proof(token, wire.AS_PROCESS, mine, theirs), "purpose": purpose, "process": process}
     connection.sendall(wire.encode(wire.event(2, messages.PROOF, body)))
