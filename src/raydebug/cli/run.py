@@ -74,7 +74,7 @@ _HangAfter = Annotated[
     typer.Option(
         "--hang-after",
         help="After so long without a step that ended, whatever moves, write the stacks of all processes and a"
-        " verdict. 0: never. Default: 600 or 5 median steps, the longer one, for a training of a known trainer; else never.",
+        " verdict. 0: never. Default, for a training of a known trainer only: 600 or 5 median steps, the longer one.",
         min=0,
         callback=finite,
         metavar="SECONDS",

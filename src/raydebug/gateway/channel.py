@@ -99,8 +99,8 @@ class ControlChannel:
 
     def learn(self, more: WorkRecord) -> None:
         """Note what the process says of itself; which one it is, and of which job, it has said when it dialled in."""
-        fixed = {name: self.about.get(name) for name in ("instance", "job") if self.about.get(name)}
-        self.about.update(cast(WorkRecord, {**more, **fixed}))
+        instance, job = self.instance, self.about.get("job") or more.get("job")
+        self.about.update(cast(WorkRecord, {**more, "instance": instance, "job": job}))
 
     async def ask(
         self, question: Question[Body, Answer], body: Body, timeout_s: float | None = None

@@ -9,9 +9,9 @@ The handshake proves mutually that both hold the cluster's token, without sendin
     process -> gateway   proof   {proof = HMAC(token, "process" + both nonces), purpose, process: ProcessRecord}
     gateway -> process   welcome {}
 
-After that the connection is what its purpose says: pydevd's, the control channel, or one snapshot. The proof in the first packet shows that its sender holds the token, so the
-gateway can close other connections at once; a replayed packet is useless, because the second proof covers the gateway's
-own nonce.
+After that the connection is what its purpose says: pydevd's, the control channel, or that of one snapshot. The proof in
+the first packet shows that its sender holds the token, so the gateway can close other connections at once; a replayed
+packet is useless, because the second proof covers the gateway's own nonce.
 
 >>> encode({"seq": 1, "type": "request", "command": "threads"})
 b'Content-Length: 46\r\n\r\n{"seq":1,"type":"request","command":"threads"}'
