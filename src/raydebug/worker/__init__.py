@@ -1,14 +1,8 @@
 """Code that lives inside the user's processes. Standard library and `protocol` only; a failure never harms the job.
 
 `startup` and `import_hooks` run in every Python below the cluster; all else is imported when it is needed: the control
-channel at `import ray` or `import torch`, the rest at a question, a pause or a crash. This file has what all of it asks:
-the debugger's mode, and the job's log. Every Python loads it: it has to stay small.
-
-Reading order: `startup`, `import_hooks` (what follows from an import), `ray_debugger` and `torch_hooks` (inside Ray and
-torch), `dial_in`, `control_channel` (questions to a running process), `breakpoints`, `pause` with `pydevd_session` and
-`suspended_threads` (a pause), `pause_requests`, `records`, `stacks` and `training` with `spans` and `calls` (the
-answers), `process_memory` and `census` (who has the memory), `gpu_history`, `crashes` with `snapshot`
-and `saved_values`, `last_words`, `tripwires` and `nonfinite`.
+channel at `import ray` or `import torch`, the rest at a question, a pause or a crash. This file has what all of it
+asks: the debugger's mode, and the job's log. Every Python loads it: it has to stay small.
 """
 
 from __future__ import annotations
