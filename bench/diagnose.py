@@ -65,7 +65,7 @@ def main() -> None:
 
 def rg_patterns() -> list[str]:
     """Return the patterns of the rules as rg takes them: without look-around and references."""
-    return [without_look_around(pattern.pattern) for rule in load_rules() for pattern in rule.any]
+    return [without_look_around(pattern.pattern) for rule in load_rules() for pattern in rule.message]
 
 
 def without_look_around(pattern: str) -> str:
@@ -134,7 +134,7 @@ def same_lines(log: Path, found: bytes) -> tuple[int, int]:
         read_log(file, "log", prefilter(), kept)
     numbers = {line.number for line in kept.lines}
     seen: Counter[re.Pattern[str]] = Counter()
-    patterns = [re.compile(without_look_around(pattern.pattern)) for rule in load_rules() for pattern in rule.any]
+    patterns = [re.compile(without_look_around(pattern.pattern)) for rule in load_rules() for pattern in rule.message]
     known: dict[bytes, list[re.Pattern[str]]] = {}  # the lines repeat
     missed = 0
     for row in found.splitlines():

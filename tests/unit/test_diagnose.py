@@ -24,10 +24,10 @@ from raydebug.diagnose import scan
 from raydebug.diagnose.answer import FAILURE, NO_FAILURE, UNKNOWN, Answer
 from raydebug.diagnose.cause import diagnose
 from raydebug.diagnose.inputs import until
-from raydebug.diagnose.prefilter import clauses
-from raydebug.diagnose.raised import find_raised
+from raydebug.diagnose.prefilter import _linear, clauses
+from raydebug.diagnose.events import EXCEPTION, read_events
 from raydebug.diagnose.read import read_lines
-from raydebug.diagnose.rules import PLACEHOLDERS, ROLES, Rule, _linear, load_rules, prefilter
+from raydebug.diagnose.rules import PLACEHOLDERS, ROLES, Rule, load_rules, prefilter
 from raydebug.diagnose.run_diagnosis import diagnose_words
 from raydebug.diagnose.scan import AROUND, MAX_OF_PATTERN, Kept, read_log
 from raydebug.errors import RaydebugError
@@ -77,7 +77,7 @@ def test_rule_explains_its_example(rule: Rule) -> None:
 
 def test_patterns_have_literals() -> None:
     """Each pattern has a literal text in every match, so that a log is searched without regular expressions."""
-    without = [pattern.pattern for rule in load_rules() for pattern in rule.any if not clauses(pattern.pattern)]
+    without = [pattern.pattern for rule in load_rules() for pattern in rule.message if not clauses(pattern.pattern)]
     assert without == []
     assert prefilter().find(b"nothing of interest") == set()
 
@@ -124,8 +124,9 @@ def test_exceptions() -> None:
 (A pid=1) ValueError: of a
 (B pid=2) my.pkg.OwnError: of b
 """
-    found = find_raised(list(read_lines(log.splitlines())))
-    assert [(one.kind, one.text, one.frames) for one in found] == [
+    events = read_events(list(read_lines(log.splitlines())))
+    assert {event.kind for event in events} == {EXCEPTION}
+    assert [(event.type, event.message, event.frames) for event in events] == [
         ("ValueError", "of a", [("/w/a.py", 3, "one")]),
         ("OwnError", "of b", [("/w/b.py", 4, "two")]),
     ]
@@ -486,7 +487,7 @@ def test_limit_of_time(tmp_path: Path) -> None:
 
 def test_patterns_are_linear() -> None:
     """A long line meets RE2, or one of a few patterns that look around it."""
-    patterns = [pattern for rule in load_rules() for pattern in (*rule.any, *rule.near, *rule.not_near)]
+    patterns = [pattern for rule in load_rules() for pattern in (*rule.message, *rule.about, *rule.not_about)]
     around = {one.pattern for one in patterns if _linear(one) is one}
     assert len(around) < 40
     assert all("(?!" in one or "(?<!" in one or "(?P=" in one for one in around)
@@ -619,7 +620,7 @@ def test_no_line_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
     read_log(io.BytesIO("\n".join(lines).encode()), "noise.log", prefilter(), kept)
     numbers = {line.number for line in kept.lines}
-    patterns = [pattern for rule in load_rules() for pattern in rule.any]
+    patterns = [pattern for rule in load_rules() for pattern in rule.message]
     seen: Counter[int] = Counter()
     for number, line in enumerate(lines, 1):
         ids = [one for one in prefilter().find(line.encode()) if one < len(patterns)]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from raydebug.diagnose.raised import Raised, find_raised
+from raydebug.diagnose.events import EXCEPTION, MENTION, Event, read_events
 from raydebug.diagnose.read import Line
 from raydebug.protocol.secrets import scrubbed, scrubbed_texts
 
@@ -36,29 +36,28 @@ class LoggedError:
         return f"{self.kind}: {self.text}" if self.text else self.kind
 
 
-def error_of(lines: Sequence[Line], index: int, raised: Raised | None, name: str, process: str = "") -> LoggedError:
-    """Return the error that a line shows: the exception that it is of, or an error of a class, in a process."""
-    line = lines[index]
-    first = raised.first if raised is not None else index
-    process = process or (raised.process if raised is not None else "") or line.process
+def error_of(lines: Sequence[Line], event: Event, name: str, process: str = "") -> LoggedError:
+    """Return the error that an event shows: the exception that it is, or an error of a class, in a process."""
+    process, line = process or event.process, event.line
     pid = _PID.search(process)
-    at = raised.place if raised is not None else None
+    at = event.place
+    is_raised = event.kind in (EXCEPTION, MENTION)
     return LoggedError(
-        kind=raised.kind if raised is not None else name,
-        text=raised.text if raised is not None else line.text.strip(),
+        kind=event.type if is_raised else name,
+        text=event.message if is_raised else line.text.strip(),
         who=process.replace(" pid=", ", pid "),
         pid=int(pid[1]) if pid else None,
         place=f"{at[0]}:{at[1]}" if at else "",
         file=line.source,
-        line=lines[first].number,
-        at=line.at or lines[first].at,
-        traceback=[one.text for one in lines[first : index + 1] if one.process == line.process][-MOST_LINES:],
+        line=lines[event.first].number,
+        at=line.at or lines[event.first].at,
+        traceback=[row.text for row in lines[event.first : event.index + 1] if row.process == line.process][-MOST_LINES:],
     )
 
 
 def find_errors(lines: Sequence[Line]) -> list[LoggedError]:
     """Return all exceptions of logs, in their order, and not those that a line only mentions."""
-    return [error_of(lines, one.index, one, one.kind) for one in find_raised(lines) if not one.in_line]
+    return [error_of(lines, event, event.type) for event in read_events(lines) if event.kind == EXCEPTION]
 
 
 @dataclass

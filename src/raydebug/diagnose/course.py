@@ -1,68 +1,121 @@
-"""The course of a run: where each log makes progress, and where it ends well."""
+"""The course of a run: where each log makes progress, where it ends well, and what it did not get past."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import re
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 
+from raydebug.diagnose.events import EXCEPTION, RECORD, Event
 from raydebug.diagnose.read import ECHO, Line
-from raydebug.diagnose.rules import signs_of
+from raydebug.diagnose.signs import signs_of
 
 SHOWN_CHARS = 120
 SHOWN_LOGS = 3
+LATE_STEPS = 2  # of other processes, that Ray may print after the end of the driver: it holds repeated lines for 5 s
+
+# What stands before an exception that is only reported: cpython 3.11 threading.py, atexit, asyncio, multiprocessing.
+TEARDOWN = re.compile(
+    r"Exception (ignored )?in |Error in (atexit|sys\.)|was never retrieved|^Process \S+:$|[Ss]hut(ting)? ?down"
+    r"|[Tt]eardown"
+)
+_LOGGERS = re.compile(r"/(?:wandb|mlflow|swanlab|neptune|comet_ml|clearml|tensorboard\w*)/")
+# vLLM 0.6-0.28 v1/engine/core.py, core_client.py; sglang 0.3-0.5 managers/scheduler.py: the engine is no more.
+_ENGINE_ENDS = re.compile(
+    r"EngineCore (?:encountered|hit|failed)|EngineDeadError|Got fatal signal from worker|[Ww]orker proc \S+ died"
+    r"|Scheduler hit an exception"
+)
+_BAR = re.compile(r"\d+%\|")
 
 
 class Course:
-    """What came before and after each line of the logs of a run.
+    """What came before and after each event of the logs of a run.
 
     A step of the training is progress of its whole log, whichever process says so; other work only of the process that
     does it. Logs are not compared: their lines have no order. A step or a start after an end takes the end back: it is
-    another phase.
+    another phase. What ended the driver, or the engine, is taken back by nothing that another process says.
     """
 
-    def __init__(self, lines: Sequence[Line]) -> None:
+    def __init__(self, lines: Sequence[Line], events: Sequence[Event]) -> None:
         self._lines = lines
         self._steps: defaultdict[str, list[int]] = defaultdict(list)  # by log
         self._ends: defaultdict[str, list[int]] = defaultdict(list)
+        self._starts: defaultdict[str, list[int]] = defaultdict(list)
         self._phases: defaultdict[str, list[int]] = defaultdict(list)  # steps and starts
-        self._last: dict[tuple[str, str], int] = {}  # by log and process: its last sign of life
+        self._work: defaultdict[tuple[str, str], list[int]] = defaultdict(list)  # by log and process: signs of life
+        self._said: defaultdict[str, list[int]] = defaultdict(list)  # by log: what the driver says of its work
         for index, line in enumerate(lines):
-            signs = signs_of(line.text)
-            if not signs:
-                continue
-            if "start" in signs:
-                self._phases[line.source].append(index)
-            if line.level == ECHO:
-                continue
-            if "end" in signs:
-                self._ends[line.source].append(index)
-            elif "step" in signs:
-                self._steps[line.source].append(index)
-                self._phases[line.source].append(index)
-            elif "work" not in signs:
-                continue
-            self._last[line.source, line.process] = index
+            if signs := signs_of(line.text):
+                self._take(index, line, signs)
+        for event in events:
+            if event.kind == RECORD and event.producer == "driver" and not event.is_warning:
+                self._said[event.line.source].append(event.index)
+        self.ended = {event for event in events if self._is_end(event)}
 
-    def went_on(self, index: int) -> bool:
-        """Return whether the run, or the process of a line, made progress or ended well after it."""
-        source = self._lines[index].source
+    def _take(self, index: int, line: Line, signs: frozenset[str]) -> None:
+        if "start" in signs:
+            self._starts[line.source].append(index)
+            self._phases[line.source].append(index)
+        if line.level == ECHO:
+            return
+        if "end" in signs:
+            self._ends[line.source].append(index)
+        elif "step" in signs:
+            self._steps[line.source].append(index)
+            self._phases[line.source].append(index)
+        elif "work" not in signs:
+            return
+        self._work[line.source, line.process].append(index)
+
+    def _is_end(self, event: Event) -> bool:
+        """Return whether an event is the end of the driver, or of the engine, and not taken back."""
+        source, index = event.line.source, event.index
+        if is_uncaught(event):
+            return not self._driver_went_on(event)
+        is_engines = _ENGINE_ENDS.search(event.text) or _ENGINE_ENDS.search(event.intro)
+        if not is_engines or event.level in ("WARNING", "INFO", "DEBUG"):
+            return False
+        return not self._starts[source][-1:] > [index] and not self._steps[source][-1:] > [index]
+
+    def _driver_went_on(self, event: Event) -> bool:
+        source, index = event.line.source, event.index
+        own = [at for at in self._work[source, event.line.process] if at > index]
+        bars = {self._lines[at].text for at in own if _BAR.search(self._lines[at].text)}
+        if len(bars) > 1 or len(own) > len(bars) or self._starts[source][-1:] > [index]:
+            return True
+        others = {self._lines[at].text for at in self._steps[source][bisect_right(self._steps[source], index) :]}
+        return len(others) > LATE_STEPS and (bool(event.more) or self._said[source][-1:] > [index])
+
+    def went_on(self, event: Event) -> bool:
+        """Return whether the run, or the process of an event, made progress or ended well after it."""
+        if event in self.ended:
+            return False
+        source = event.line.source
         later = max(self._steps[source][-1:] + self._ends[source][-1:], default=-1)
-        return later > index or self.process_went_on(index)
+        return later > event.index or self.process_went_on(event)
 
-    def process_went_on(self, index: int) -> bool:
-        """Return whether the process of a line made progress after it."""
-        line = self._lines[index]
-        return self._last.get((line.source, line.process), -1) > index
+    def process_went_on(self, event: Event) -> bool:
+        """Return whether the process of an event made progress after it."""
+        return event not in self.ended and self._work[event.line.source, event.line.process][-1:] > [event.index]
 
-    def has_ended(self, index: int) -> bool:
-        """Return whether the run had ended well before a line."""
-        return self._end_before(index) is not None
+    def has_ended(self, event: Event) -> bool:
+        """Return whether the run had ended well before an event."""
+        return self._end_before(event) is not None
 
-    def is_main(self, index: int) -> bool:
-        """Return whether a line is of the program that said that the run has ended, or has no process of its own."""
-        line, end = self._lines[index], self._end_before(index)
-        return line.process == line.source or (end is not None and line.process == self._lines[end].process)
+    def is_open(self, event: Event) -> bool:
+        """Return whether the run did not get past an event; after its end only what ended the program counts."""
+        if self.went_on(event):
+            return False
+        end = self._end_before(event)
+        if end is None:
+            return True
+        if not (event.is_drivers or event.line.process == self._lines[end].process):
+            return False
+        if event.kind != EXCEPTION:
+            return "exit" in event.signs
+        is_loggers = bool(event.frames) and _LOGGERS.search(event.frames[-1][0]) is not None
+        return bool(event.frames) and not TEARDOWN.search(event.intro) and not is_loggers
 
     def cut_off(self) -> list[str]:
         """Return a note for each log that stops at a step."""
@@ -75,10 +128,17 @@ class Course:
         more = len(notes) - SHOWN_LOGS
         return [*notes[:SHOWN_LOGS], *([f"{more} more logs have no end of the run"] if more > 0 else [])]
 
-    def _end_before(self, index: int) -> int | None:
-        source = self._lines[index].source
+    def _end_before(self, event: Event) -> int | None:
+        source = event.line.source
         ends, phases = self._ends[source], self._phases[source]
-        at, phase = bisect_left(ends, index), bisect_left(phases, index)
+        at, phase = bisect_left(ends, event.first), bisect_left(phases, event.first)
         if not at or (phase and phases[phase - 1] > ends[at - 1]):
             return None
         return ends[at - 1]
+
+
+def is_uncaught(event: Event) -> bool:
+    """Say whether an event is an exception that reached the main program: no record, thread or callback reports it."""
+    has_trace = bool(event.frames) or bool(event.carried)
+    is_reported = event.reported or event.level != "" or TEARDOWN.search(event.intro) is not None
+    return event.kind == EXCEPTION and event.is_drivers and has_trace and not is_reported

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, cast
 
 MIN_LITERAL = 3  # bytes
 MAX_CLAUSES = 3  # of a pattern
+SHORT = 400  # characters; a longer text meets RE2, which needs time in proportion to its length, where RE2 can do it
 SET_BYTES = 256 * 1024 * 1024  # limit of RE2 for its automaton; it takes what it needs
 
 _parse: Any = re._parser.parse  # type: ignore[attr-defined]  # CPython 3.11 to 3.13: re/_parser.py
@@ -120,3 +121,21 @@ def _search_set(patterns: Iterable[bytes]) -> Any:
         found.Add(pattern)
     found.Compile()
     return found
+
+
+def search(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """Search a text of any length in time that is proportional to it."""
+    return (pattern if len(text) <= SHORT else _linear(pattern)).search(text)
+
+
+@cache
+def _linear(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    """Return the pattern as one of RE2, or itself if it looks around: such ones are written without nested repeats."""
+    import re2
+
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return cast("re.Pattern[str]", re2.compile(pattern.pattern, options))
+    except re2.error:
+        return pattern

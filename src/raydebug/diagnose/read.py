@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 MAX_LINE_CHARS = 4_000  # a longer line is cut: what explains a failure is at its beginning
-LEVELS = {"E": "ERROR", "F": "FATAL", "C": "ERROR", "W": "WARNING", "WARN": "WARNING", "I": "INFO", "D": "DEBUG"}
+LEVELS = {"E": "ERROR", "F": "FATAL", "C": "FATAL", "CRITICAL": "FATAL", "W": "WARNING", "WARN": "WARNING", "I": "INFO", "D": "DEBUG"}
 ECHO = "TRACE"  # level of a line that repeats what it was given, such as a command: never a failure
 
 # ECMA-48: colours, and what progress bars write: erased lines, cursor up, a hidden cursor. The rest stays, to be shown.
@@ -30,12 +30,16 @@ _PREFIXES = tuple(
         r"\[(?P<at>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d+) (?P<level>[EWIFDC]) \d+ \d+\] ?(?:\((?P<who>\w+)\) ?)?",
         r"(?P<level>[EWIF])(?P<at>\d{4} \d\d:\d\d:\d\d\.\d+) +\d+ ",
         r"\[(?P<level>[EWIF])(?P<at>\d{3,4} \d\d:\d\d:\d\d\.\d+) (?=[\w.]+:\d+\])",
-        _LEVEL + r" (?P<at>\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? (?:\[[^\]]*\]|\w+\.py:\d+\]) ?",
+        _LEVEL + r" (?P<at>\d\d-\d\d \d\d:\d\d:\d\d)?(?:\.\d+)? ?(?:\[[\w.]+:\d+\]|\w+\.py:\d+\]) ?",
+        r"(?:[\w.]{1,80} - )?" + _LEVEL + r" - ",
+        r"\[[\w.]{1,80}\]\[" + _LEVEL + r"\] - ",
+        r'(?:time="(?P<at>[^"]+)" )?level=(?P<level>fatal|error|warning|info|debug) msg=',
         r"\[?(?P<at>\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)(?:Z|[+-]\d\d:?\d\d)?\]?(?:[ ,:|\t-]+"
         + _LEVEL
         + r"\b)?[ :|-]*",
         r"\[" + _LEVEL + r"\][ :|-]*",
         _LEVEL + r":(?:[\w.]+:)? ?",
+        r"(?P<level>CRITICAL|FATAL|ERROR|WARNING) +(?=\S)",
         r"\S+:\d+:\d+ \[\d+\] (?:[\d.]+ )?(?:\w+:\d+ )?NCCL (?P<level>INFO|TRACE) ",
         r"\[(?P<echo>state-dump)\] ?",  # ray: counters of the raylet
         r"\[ *\d+\.\d{6}\] ",
@@ -124,7 +128,7 @@ def _clean(text: str, source: str, number: int) -> Line:
             break
         parts = found.groupdict()
         line.process = parts.get("who") or (f"task {parts['task']}" if parts.get("task") else line.process)
-        level = ECHO if parts.get("echo") else parts.get("level") or ""
+        level = ECHO if parts.get("echo") else (parts.get("level") or "").upper()
         line.level = LEVELS.get(level, level) or line.level
         line.at = parts.get("at") or line.at
         line.text = line.text[found.end() :]

@@ -69,7 +69,7 @@ def diagnose_run(lines: Sequence[Line], run: Run | None, stop: Stop = never) -> 
     """Say what failed, from the lines of a run's logs, and its record where there is one."""
     if run is not None and run.status == "succeeded":
         return Answer(NO_FAILURE, [])  # whatever its logs have: it went on
-    answer = diagnose(lines, stop)
+    answer = diagnose(lines, stop, has_failed=run is not None and run.status == "failed")
     if run is None:
         return answer
     folder, name = run.folder, _name_of(run)

@@ -1,4 +1,4 @@
-"""Signs of the course of a run in its lines: progress, the end, a failure. They are data, as the rules are.
+"""Signs of the course of a run in its lines: progress, its end, that of a process. They are data, as the rules are.
 
 Each has a literal text of three bytes or more in all of its matches, so that a log is searched for it quickly. A text
 that most lines have, such as `run`, would slow the search down: `[Rr]un` has none.
@@ -9,6 +9,10 @@ and tune, Slurm 24.
 
 from __future__ import annotations
 
+import re
+from functools import cache, lru_cache
+
+from raydebug.diagnose.prefilter import Prefilter, search
 from raydebug.trainers.registry import TRAINERS
 
 # The run goes on, whichever of its processes says so: a step, an epoch, a served request.
@@ -18,7 +22,7 @@ STEP = (
     r"Total training steps: \d+",
     r"\bglobal[ _]step'?[\s:=]+\d+",
     r"throughput: [\d.]*[1-9]",
-    r"Avg (prompt|generation) throughput",
+    r"Avg (?:prompt|generation) throughput: (?:\d*[1-9]|0\.\d*[1-9])",
     r"['\"](?:\w+/)?loss['\"]: ['\"]?[\d.]+",
     (
         r"(?i)\b(?:epochs?|episode|iter(?:ation)?|steps?)\b[\s:=\[#]*\d+.{0,80}"
@@ -43,7 +47,7 @@ WORK = (
     r"(?i)\b(?:completed|finished|succeeded) successfully\b",
     r"(?i)\bsuccessfully (?:\w+ )?\w+ed\b",
 )
-PROGRESS = (*STEP, *WORK)
+PROGRESS_SIGNS = (*STEP, *WORK)
 # A program starts: another phase, of which an end before it says nothing. ray 2.60 worker.py, vllm 0.28
 # v1/engine/core.py, torch 2.13 distributed/run.py; a command that `set -x` of the shell shows.
 START = (
@@ -74,29 +78,50 @@ FINISHED = (
     r"^\s*(Training Progress:|[Ee]poch[^|]{0,30}|[Tt]rain[^|]{0,30})\s*100%\|.*\d+/\d+",
     r"Application shutdown complete",
     r"gracefully shutting down",
+    r"Gracefully exiting",
+    r"(?i)^\W*(?:results?|outputs?|predictions?|adapter|metrics?|report)\b.{0,30}\b(?:saved|written)\b",
+    r"(?i)^\W*(?:saved|wrote|written)\b.{0,30}\b(?:results?|outputs?|predictions?|adapter|metrics|report)\b",
+    r"^=+ (?!.*\b(?:failed|errors?)\b)\d+ passed\b",
 )
 # A program has ended by a signal, or with an exit code other than 0.
 EXITED = (
     r"core dumped",
-    r"Segmentation fault",
+    r"^(?:\S{1,200}: )?(?:line \d+: +\d+ )?Segmentation fault",
     r"terminate called",
-    r"\bKilled\b",
+    r"^\S{1,200}: line \d+: +\d+ Killed\b",
+    r"^(?:\[\d+\][+-]? *)?(?:\d+ )?Killed(?: {2,}\S.*|$)",
+    r"^srun: error: .*\bKilled$",
+    r"^timeout: sending signal \w+ to command",
     r"Fatal Python error",
     r"(?i)exit(?:ed|ing)?(?: with)?[ _]?(?:exit )?(?:code|status)[ :=]+(?!-15\b)-?[1-9]",
+    r"(?i)^exitcode +: -?[1-9]",
     r"Job '.{0,80}' failed",
     r"\bJob.{0,80}\bFAILED\b",
+    r"^=+ .{0,80}\b\d+ (?:failed|errors?)\b.{0,80} in [\d.:]+",
 )
-# A failure, whatever its cause: such an end, a traceback, or a fatal message.
-FATAL = (
-    *EXITED,
+# What a log is searched for to read it, beside these: exceptions, tracebacks, crashes.
+BEGINNINGS = (
+    r"(Error|Exception)\b",
     r"Traceback \(most recent",
-    r"^\W*(FATAL|Fatal|fatal)\b",
-    r"\b(?:FATAL|Fatal|fatal)( error)?:",
+    r"\b(FATAL|CRITICAL)\b",
     r"Check failed",
-    r"^\s*raise \w+",
-    r"SIG(SEGV|ABRT|KILL|BUS)",
-    r"^[Ee]rror\b",
-    r"\berror:",
-    r"\b[Aa]bort(ed|ing)\b",
-    r"\bpanic(ked)?( at|:)",
+    r"\*\*\* SIG",
+    r"\[(?:prompt|response|score)\]",
+    r"tool_response>",
 )
+
+
+@cache
+def _signs() -> tuple[Prefilter, tuple[tuple[str, re.Pattern[str]], ...]]:
+    """Return the patterns, each with what it is a sign of, and what finds those that may match."""
+    kinds = (("step", STEP), ("work", WORK), ("start", START), ("end", FINISHED), ("exit", EXITED))
+    signs = tuple((kind, re.compile(pattern)) for kind, patterns in kinds for pattern in patterns)
+    return Prefilter([pattern.pattern for _, pattern in signs]), signs
+
+
+@lru_cache(10_000)  # lines repeat
+def signs_of(text: str) -> frozenset[str]:
+    """Return what a line is a sign of: `step`, `work`, `start`, `end`, `exit`."""
+    prefilter, signs = _signs()
+    candidates = sorted(prefilter.find(text.encode("utf-8", "surrogatepass")))
+    return frozenset(signs[number][0] for number in candidates if search(signs[number][1], text))
