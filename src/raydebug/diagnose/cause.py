@@ -8,7 +8,18 @@ from dataclasses import dataclass, field
 
 from raydebug.diagnose.answer import EXACT, FAILURE, LIKELY, NO_FAILURE, UNKNOWN, UNSURE, Answer, Diagnosis, error_of
 from raydebug.diagnose.course import Course, is_uncaught
-from raydebug.diagnose.events import EXCEPTION, EXIT, FATAL, MENTION, RECORD, SCHEDULER, Event, is_users, read_events
+from raydebug.diagnose.events import (
+    EXCEPTION,
+    EXIT,
+    FATAL,
+    MENTION,
+    PROGRESS,
+    RECORD,
+    SCHEDULER,
+    Event,
+    is_users,
+    read_events,
+)
 from raydebug.diagnose.read import ECHO, Line
 from raydebug.diagnose.rules import CAUSE, EFFECT, ROLES, SYMPTOM, Hit, find_hits
 from raydebug.diagnose.scan import Stop, never
@@ -88,12 +99,17 @@ class _Run:
             if event.kind in (EXCEPTION, MENTION) and is_open(event) and not is_harmless(event)
             and not (event.kind == MENTION and event.is_warning)
         ]
-        evidence = [event for event in self.raised if event.level not in (*QUIET, "WARNING")]
-        evidence += [event for event in self.events if _ends(event) and is_open(event)]
+        evidence = [event for event in self.events if _ends(event) and is_open(event)]
+        evidence += [
+            event
+            for event in self.raised
+            if event.level not in (*QUIET, "WARNING") and not self.course.is_handled(event)
+        ]
         evidence += [
             hit.event
             for hit in self.hits
             if hit.rule.fatal and not hit.rule.info and not hit.event.is_warning and is_open(hit.event)
+            and hit.event not in self.raised and (hit.rule.role != SYMPTOM or _is_fact(hit.event))
         ]
         self.failed = max(evidence, key=lambda event: event.index, default=None)
 
@@ -112,7 +128,7 @@ class _Run:
                 diagnoses.append(self._describe(hit, lines))
         explained = {hit.event for hit in hits}
         own = self._own_error([event for event in self.raised if event not in explained])
-        if own is not None and not any(self._beats(hit, own) for hit in hits):
+        if own is not None and self.has_failed and not any(self._beats(hit, own) for hit in hits):
             diagnoses.insert(0, _of_user(own, lines))
         return diagnoses
 
@@ -140,8 +156,7 @@ class _Run:
         is_users_own = bool(own.frames) and is_users(own.frames[-1][0])
         if event.is_warning and own.frames:
             return False
-        is_fact = event.kind in (EXCEPTION, FATAL, SCHEDULER) or event.level in LOUD or event.producer in FACTS
-        return not is_users_own or (hit.rule.fatal and (is_fact or not is_uncaught(own)))
+        return not is_users_own or (hit.rule.fatal and (_is_fact(event) or not is_uncaught(own)))
 
     def _is_late(self, hit: Hit) -> bool:
         """Return whether a hit is the end that a launcher tells of, and something had failed before it."""
@@ -158,7 +173,7 @@ class _Run:
         if course.has_ended(event) and not self.has_failed:
             return False
         if hit.rule.fatal and not hit.rule.info and not event.is_warning:
-            return not course.went_on(event) or (self.has_failed and not course.process_went_on(event))
+            return self.has_failed and not course.process_went_on(event)
         if course.went_on(event):
             return False
         if hit.rule.info:
@@ -233,9 +248,13 @@ class _Run:
     def _confidence(self, hit: Hit) -> str:
         """Return whether the match leaves no other cause: it is a cause, and a fact of who must know it."""
         event = hit.event
-        is_fact = event.kind in (EXCEPTION, FATAL, SCHEDULER, EXIT) or event.level in LOUD or event.producer in FACTS
-        is_sure = hit.rule.rank >= EXACT_RANK and hit.rule.role == CAUSE and hit.rule.fatal
-        return EXACT if is_sure and is_fact and not event.is_warning and not self.course.went_on(event) else LIKELY
+        is_sure = hit.rule.rank >= EXACT_RANK and hit.rule.role == CAUSE and hit.rule.fatal and _is_fact(event)
+        return EXACT if is_sure and not event.is_warning and not self.course.went_on(event) else LIKELY
+
+
+def _is_fact(event: Event) -> bool:
+    """Return whether an event is told in a form that only its kind has, and is not what a program prints."""
+    return event.kind not in (RECORD, MENTION, PROGRESS) or event.level in LOUD or event.producer in FACTS
 
 
 def _ends(event: Event) -> bool:

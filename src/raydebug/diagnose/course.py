@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 
-from raydebug.diagnose.events import EXCEPTION, RECORD, Event
+from raydebug.diagnose.events import EXCEPTION, PROGRAMS, RECORD, Event
 from raydebug.diagnose.read import ECHO, Line
 from raydebug.diagnose.signs import signs_of
 
@@ -17,8 +17,14 @@ LATE_STEPS = 2  # of other processes, that Ray may print after the end of the dr
 
 # What stands before an exception that is only reported: cpython 3.11 threading.py, atexit, asyncio, multiprocessing.
 TEARDOWN = re.compile(
-    r"Exception (ignored )?in |Error in (atexit|sys\.)|was never retrieved|^Process \S+:$|[Ss]hut(ting)? ?down"
+    r"Exception (ignored )?in |Error in (atexit|sys\.)|was never retrieved|^future: <Task|^Process \S+:$|[Ss]hut(ting)? ?down"
     r"|[Tt]eardown"
+)
+# What programs say behind an end: wandb's summary, hints of hydra and torch, advice.
+_NOISE = re.compile(
+    r"^wandb: |^Set the environment variable HYDRA|^For (more|debugging)|^Compile with|^(please|see|check|to|use|try|if) "
+    r"|^[-=*#~_\s]*$|^[\]})]|^\S+ exited\b|leaked",
+    re.IGNORECASE,
 )
 _LOGGERS = re.compile(r"/(?:wandb|mlflow|swanlab|neptune|comet_ml|clearml|tensorboard\w*)/")
 # vLLM 0.6-0.28 v1/engine/core.py, core_client.py; sglang 0.3-0.5 managers/scheduler.py: the engine is no more.
@@ -44,13 +50,13 @@ class Course:
         self._starts: defaultdict[str, list[int]] = defaultdict(list)
         self._phases: defaultdict[str, list[int]] = defaultdict(list)  # steps and starts
         self._work: defaultdict[tuple[str, str], list[int]] = defaultdict(list)  # by log and process: signs of life
-        self._said: defaultdict[str, list[int]] = defaultdict(list)  # by log: what the driver says of its work
+        self._said: defaultdict[tuple[str, str], list[int]] = defaultdict(list)  # by log and process: what it tells
         for index, line in enumerate(lines):
             if signs := signs_of(line.text):
                 self._take(index, line, signs)
         for event in events:
-            if event.kind == RECORD and event.producer == "driver" and not event.is_warning:
-                self._said[event.line.source].append(event.index)
+            if event.kind == RECORD and event.producer in PROGRAMS and event.level in ("", "INFO") and not _NOISE.search(event.text):
+                self._said[event.line.source, event.line.process].append(event.index)
         self.ended = {event for event in events if self._is_end(event)}
 
     def _take(self, index: int, line: Line, signs: frozenset[str]) -> None:
@@ -72,7 +78,7 @@ class Course:
         """Return whether an event is the end of the driver, or of the engine, and not taken back."""
         source, index = event.line.source, event.index
         if is_uncaught(event):
-            return not self._driver_went_on(event)
+            return not self.is_handled(event) and not self._driver_went_on(event)
         is_engines = _ENGINE_ENDS.search(event.text) or _ENGINE_ENDS.search(event.intro)
         if not is_engines or event.level in ("WARNING", "INFO", "DEBUG"):
             return False
@@ -85,7 +91,14 @@ class Course:
         if len(bars) > 1 or len(own) > len(bars) or self._starts[source][-1:] > [index]:
             return True
         others = {self._lines[at].text for at in self._steps[source][bisect_right(self._steps[source], index) :]}
-        return len(others) > LATE_STEPS and (bool(event.more) or self._said[source][-1:] > [index])
+        return len(others) > LATE_STEPS and (event.is_loose or self._said[source, event.line.process][-1:] > [index])
+
+    def is_handled(self, event: Event) -> bool:
+        """Return whether a program only reports an exception: a thread or callback ends with it, or more is told."""
+        if event.kind != EXCEPTION or TEARDOWN.search(event.intro):
+            return event.kind == EXCEPTION
+        said = self._said[event.line.source, event.line.process]
+        return event.is_reported and (event.is_loose or said[-1:] > [event.index])
 
     def went_on(self, event: Event) -> bool:
         """Return whether the run, or the process of an event, made progress or ended well after it."""
@@ -140,5 +153,5 @@ class Course:
 def is_uncaught(event: Event) -> bool:
     """Say whether an event is an exception that reached the main program: no record, thread or callback reports it."""
     has_trace = bool(event.frames) or bool(event.carried)
-    is_reported = event.reported or event.level != "" or TEARDOWN.search(event.intro) is not None
+    is_reported = event.level != "" or TEARDOWN.search(event.intro) is not None
     return event.kind == EXCEPTION and event.is_drivers and has_trace and not is_reported

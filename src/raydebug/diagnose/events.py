@@ -26,6 +26,7 @@ EXCEPTION, MENTION, RECORD, FATAL, EXIT, SCHEDULER, PROGRESS = KINDS = (
     "scheduler",  # what Slurm, Kubernetes or Docker says of a job, pod or container
     "progress",
 )
+PROGRAMS = ("driver", "worker", "engine")  # producers that are programs in Python
 MORE_LINES = 5  # of an exception's message after the first
 SAMPLE_LINES = 2_000  # of one printed sample
 
@@ -113,7 +114,8 @@ class Event:
     signs: frozenset[str] = frozenset()
     producer: str = ""
     level: str = ""  # of its logger
-    reported: bool = False  # a program reports the exception, and goes on: a record is before it
+    is_reported: bool = False  # a record of an error is just before its traceback: a program may report it, and go on
+    is_loose: bool = False  # lines behind its message may be of it, or of something else
 
     @property
     def place(self) -> Frame | None:
@@ -257,7 +259,8 @@ class _Stream:
         if not intro and not _RAISED.match(self._previous):
             event.intro = self._previous
             is_before = before is not None and index - before.index <= 2
-            event.reported = is_before and before is not None and before.kind == RECORD and before.level != ""
+            is_errors = before is not None and before.kind in (RECORD, MENTION) and before.level in ("ERROR", "WARNING")
+            event.is_reported = is_before and is_errors and before is not None and before.producer in PROGRAMS
         self._raised, self._is_code, self._last = event, False, None
 
     def _take_task(self, index: int, line: Line, task: re.Match[str]) -> None:
@@ -327,6 +330,7 @@ class _Stream:
         if line.level or (not text[0].isspace() and (signs_of(text) or _producer(text))):
             self._last = None
             return False
+        self._last.is_loose = self._last.is_loose or not text[0].isspace()
         self._last.more = f"{self._last.more} {text.strip()}".strip()
         self._more -= 1
         return True
