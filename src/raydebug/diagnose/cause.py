@@ -89,6 +89,7 @@ class _Run:
     has_failed: bool = False
     raised: list[Event] = field(init=False)  # exceptions that it did not get past
     failed: Event | None = field(init=False)  # the last event that says that it has failed
+    failures: list[Event] = field(init=False)  # that are more than the consequence of another process's end
 
     def __post_init__(self) -> None:
         """Look for what says that the run has failed."""
@@ -111,6 +112,12 @@ class _Run:
             if hit.rule.fatal and not hit.rule.info and not hit.event.is_warning and is_open(hit.event)
             and hit.event not in self.raised and (hit.rule.role != SYMPTOM or _is_fact(hit.event))
         ]
+        self.failures = [
+            *(event for event in self.events if event.kind == FATAL or event in self.course.ended),
+            *(event for event in self.raised if event.type not in FOLLOWERS),
+            *(hit.event for hit in self.hits if hit.rule.fatal and hit.rule.role != SYMPTOM and not hit.event.is_warning),
+        ]
+        self.failures = [event for event in self.failures if event.kind != EXIT and is_open(event)]
         self.failed = max(evidence, key=lambda event: event.index, default=None)
 
     def explain(self, lines: Sequence[Line]) -> list[Diagnosis]:
@@ -162,9 +169,7 @@ class _Run:
         """Return whether a hit is the end that a launcher tells of, and something had failed before it."""
         event = hit.event
         return event.kind == EXIT and any(
-            before.index < event.index and before.line.source == event.line.source
-            for before in (*self.raised, *self.course.ended)
-            if before.type not in FOLLOWERS
+            before.index < event.index and before.line.source == event.line.source for before in self.failures
         )
 
     def _counts(self, hit: Hit, plain: Mapping[str, int]) -> bool:

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 
-from raydebug.diagnose.events import EXCEPTION, PROGRAMS, RECORD, Event
+from raydebug.diagnose.events import EXCEPTION, EXIT, FATAL, PROGRAMS, RECORD, Event
 from raydebug.diagnose.read import ECHO, Line
 from raydebug.diagnose.signs import signs_of
 
@@ -52,12 +52,16 @@ class Course:
         self._work: defaultdict[tuple[str, str], list[int]] = defaultdict(list)  # by log and process: signs of life
         self._said: defaultdict[tuple[str, str], list[int]] = defaultdict(list)  # by log and process: what it tells
         for index, line in enumerate(lines):
-            if signs := signs_of(line.text):
+            if not line.is_repeated and (signs := signs_of(line.text)):
                 self._take(index, line, signs)
         for event in events:
             if event.kind == RECORD and event.producer in PROGRAMS and event.level in ("", "INFO") and not _NOISE.search(event.text):
                 self._said[event.line.source, event.line.process].append(event.index)
         self.ended = {event for event in events if self._is_end(event)}
+        self._stops: defaultdict[str, list[int]] = defaultdict(list)  # by log: where it says that it has failed
+        for event in events:
+            if event.kind in (EXIT, FATAL) or event in self.ended:
+                self._stops[event.line.source].append(event.index)
 
     def _take(self, index: int, line: Line, signs: frozenset[str]) -> None:
         if "start" in signs:
@@ -90,8 +94,13 @@ class Course:
         bars = {self._lines[at].text for at in own if _BAR.search(self._lines[at].text)}
         if len(bars) > 1 or len(own) > len(bars) or self._starts[source][-1:] > [index]:
             return True
-        others = {self._lines[at].text for at in self._steps[source][bisect_right(self._steps[source], index) :]}
-        return len(others) > LATE_STEPS and (event.is_loose or self._said[source, event.line.process][-1:] > [index])
+        says_more = event.is_loose or self._said[source, event.line.process][-1:] > [index] or not _has_trace(event)
+        return says_more and self._steps_after(source, index) > LATE_STEPS
+
+    def _steps_after(self, source: str, index: int) -> int:
+        """Return how many different lines tell of progress of a log after one of its lines."""
+        steps = self._steps[source]
+        return len({self._lines[at].text for at in steps[bisect_right(steps, index) :]})
 
     def is_handled(self, event: Event) -> bool:
         """Return whether a program only reports an exception: a thread or callback ends with it, or more is told."""
@@ -104,9 +113,14 @@ class Course:
         """Return whether the run, or the process of an event, made progress or ended well after it."""
         if event in self.ended:
             return False
-        source = event.line.source
-        later = max(self._steps[source][-1:] + self._ends[source][-1:], default=-1)
-        return later > event.index or self.process_went_on(event)
+        source, index = event.line.source, event.index
+        if self._ends[source][-1:] > [index] or self.process_went_on(event):
+            return True
+        stops = self._stops[source]
+        stop = next(iter(stops[bisect_right(stops, index) :]), None)
+        if stop is not None and self._steps_after(source, stop) <= LATE_STEPS:
+            return self._steps_after(source, index) > self._steps_after(source, stop)
+        return self._steps_after(source, index) > 0
 
     def process_went_on(self, event: Event) -> bool:
         """Return whether the process of an event made progress after it."""
@@ -152,6 +166,9 @@ class Course:
 
 def is_uncaught(event: Event) -> bool:
     """Say whether an event is an exception that reached the main program: no record, thread or callback reports it."""
-    has_trace = bool(event.frames) or bool(event.carried)
     is_reported = event.level != "" or TEARDOWN.search(event.intro) is not None
-    return event.kind == EXCEPTION and event.is_drivers and has_trace and not is_reported
+    return event.kind == EXCEPTION and event.is_drivers and not is_reported
+
+
+def _has_trace(event: Event) -> bool:
+    return bool(event.frames) or bool(event.carried)

@@ -78,6 +78,7 @@ class Line:
     process: str  # its name in the prefix, else the source
     level: str = ""  # of its logger; empty if unknown
     at: str = ""  # as written; empty if unknown
+    is_repeated: bool = False  # Ray has held it back, as another process had said it: it may be late
 
 
 def read_lines(lines: Iterable[str], source: str = "-", first: int = 1) -> Iterator[Line]:
@@ -135,5 +136,6 @@ def _clean(text: str, source: str, number: int) -> Line:
     if _SETTING.match(line.text):
         line.level = ECHO
     if "across cluster]" in line.text:
-        line.text = _REPEATED.sub("", line.text)
+        line.text, count = _REPEATED.subn("", line.text)
+        line.is_repeated = count > 0
     return line
