@@ -97,8 +97,7 @@ class _Run:
         self.raised = [
             event
             for event in self.events
-            if event.kind in (EXCEPTION, MENTION) and is_open(event) and not is_harmless(event)
-            and not (event.kind == MENTION and event.is_warning)
+            if event.kind == EXCEPTION and is_open(event) and not is_harmless(event)
         ]
         evidence = [event for event in self.events if _ends(event) and is_open(event)]
         evidence += [

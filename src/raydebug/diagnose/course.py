@@ -26,6 +26,7 @@ _NOISE = re.compile(
     r"|^[-=*#~_\s]*$|^[\]})]|^\S+ exited\b|leaked",
     re.IGNORECASE,
 )
+_ENDED = re.compile(r"\b(?:137|143|-9|-15)\b|SIGTERM|SIGKILL")  # by who needed it no more
 _LOGGERS = re.compile(r"/(?:wandb|mlflow|swanlab|neptune|comet_ml|clearml|tensorboard\w*)/")
 # vLLM 0.6-0.28 v1/engine/core.py, core_client.py; sglang 0.3-0.5 managers/scheduler.py: the engine is no more.
 _ENGINE_ENDS = re.compile(
@@ -140,7 +141,7 @@ class Course:
         if not (event.is_drivers or event.line.process == self._lines[end].process):
             return False
         if event.kind != EXCEPTION:
-            return "exit" in event.signs
+            return "exit" in event.signs and not _ENDED.search(event.text)
         is_loggers = bool(event.frames) and _LOGGERS.search(event.frames[-1][0]) is not None
         return bool(event.frames) and not TEARDOWN.search(event.intro) and not is_loggers
 

@@ -28,6 +28,7 @@ EXCEPTION, MENTION, RECORD, FATAL, EXIT, SCHEDULER, PROGRESS = KINDS = (
 )
 PROGRAMS = ("driver", "worker", "engine")  # producers that are programs in Python
 MORE_LINES = 5  # of an exception's message after the first
+INTRO_LINES = 5  # between what introduces a traceback and it, of other processes
 SAMPLE_LINES = 2_000  # of one printed sample
 
 # Packages, compiled modules, and source trees of frameworks that are not installed as packages.
@@ -180,14 +181,14 @@ class _Stream:
         self._in_passed = False
         self._inner: Event | None = None  # of the next exception
         self._held: tuple[int, Line] | None = None  # behind a warning: the next line tells whether it is of it
-        self._previous = ""  # the text of the line before, and this one's
-        self._text = ""
+        self._previous: tuple[int, str] = -INTRO_LINES, ""  # the line before, and this one
+        self._this = self._previous
 
     def take(self, index: int, line: Line) -> Iterator[Event]:
         """Yield the events that end with a line."""
         text = line.text
         if text.strip():
-            self._previous, self._text = self._text, text
+            self._previous, self._this = self._this, (index, text)
         held, self._held = self._held, None
         if held is not None and text[:1].isspace() and text.strip():
             return
@@ -256,11 +257,12 @@ class _Stream:
 
     def _open(self, index: int, line: Line, intro: str) -> None:
         event, before = Event(EXCEPTION, line, index, index, "", intro=intro), self._before
-        if not intro and not _RAISED.match(self._previous):
-            event.intro = self._previous
-            is_before = before is not None and index - before.index <= 2
-            is_errors = before is not None and before.kind in (RECORD, MENTION) and before.level in ("ERROR", "WARNING")
-            event.is_reported = is_before and is_errors and before is not None and before.producer in PROGRAMS
+        at, text = self._previous
+        if not intro and index - at < INTRO_LINES and _TRACEBACK.match(line.text) and not _RAISED.match(text):
+            event.intro = text
+            if before is not None and before.index >= at - 1:
+                is_errors = before.kind in (RECORD, MENTION) and before.level in ("ERROR", "WARNING")
+                event.is_reported = is_errors and before.producer in PROGRAMS
         self._raised, self._is_code, self._last = event, False, None
 
     def _take_task(self, index: int, line: Line, task: re.Match[str]) -> None:

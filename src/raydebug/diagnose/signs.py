@@ -68,6 +68,7 @@ FINISHED = (
     r"Job '.*' succeeded",
     r"(?i)\bjob.{0,60}\bSUCCEEDED\b",
     r"(?i)state[ :=]+COMPLETED\b",
+    r"\bCOMPLETED +0:0\b",
     r"(?i)\bexit(?:ed|ing)?(?: with)?[ _]?(?:exit )?(?:code|status)?[ :=]+0(?:\b(?!\.)|:0\b)",
     r"(?i)\b(?:finished|completed|ended|exits|exited) successfully\W*$",
     r"(?i)^\W*(?:all )?(?:done|finished|success|complete|completed)\W*$",
