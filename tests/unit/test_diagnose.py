@@ -23,9 +23,9 @@ from raydebug.cli import app as cli
 from raydebug.diagnose import scan
 from raydebug.diagnose.answer import FAILURE, NO_FAILURE, UNKNOWN, Answer
 from raydebug.diagnose.cause import diagnose
+from raydebug.diagnose.events import EXCEPTION, read_events
 from raydebug.diagnose.inputs import until
 from raydebug.diagnose.prefilter import _linear, clauses
-from raydebug.diagnose.events import EXCEPTION, read_events
 from raydebug.diagnose.read import read_lines
 from raydebug.diagnose.rules import PLACEHOLDERS, ROLES, Rule, load_rules, prefilter
 from raydebug.diagnose.run_diagnosis import diagnose_words

@@ -51,7 +51,9 @@ def error_of(lines: Sequence[Line], event: Event, name: str, process: str = "") 
         file=line.source,
         line=lines[event.first].number,
         at=line.at or lines[event.first].at,
-        traceback=[row.text for row in lines[event.first : event.index + 1] if row.process == line.process][-MOST_LINES:],
+        traceback=[row.text for row in lines[event.first : event.index + 1] if row.process == line.process][
+            -MOST_LINES:
+        ],
     )
 
 

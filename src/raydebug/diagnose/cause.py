@@ -15,7 +15,6 @@ from raydebug.diagnose.events import (
     MENTION,
     PROGRESS,
     RECORD,
-    SCHEDULER,
     Event,
     is_users,
     read_events,
@@ -69,8 +68,9 @@ def diagnose(lines: Sequence[Line], stop: Stop = never, *, has_failed: bool = Fa
     if diagnoses:
         diagnoses[0].effects = [diagnosis.name for diagnosis in diagnoses[1:]]
         return Answer(FAILURE, diagnoses, notes=notes)
-    if run.has_failed and (event := run.failed or next(reversed(events), None)) is not None:
-        return Answer(UNKNOWN, [_unknown(event, run.raised, lines)], notes=notes)
+    if run.has_failed:
+        event = run.failed or next(reversed(events), None)
+        return Answer(UNKNOWN, [_unknown(event, run.raised, lines)] if event is not None else [], notes=notes)
     return Answer(NO_FAILURE, [], notes=[*notes, *course.cut_off()])
 
 
@@ -95,9 +95,7 @@ class _Run:
         """Look for what says that the run has failed."""
         is_open = self.course.is_open
         self.raised = [
-            event
-            for event in self.events
-            if event.kind == EXCEPTION and is_open(event) and not is_harmless(event)
+            event for event in self.events if event.kind == EXCEPTION and is_open(event) and not is_harmless(event)
         ]
         evidence = [event for event in self.events if _ends(event) and is_open(event)]
         evidence += [
@@ -108,13 +106,21 @@ class _Run:
         evidence += [
             hit.event
             for hit in self.hits
-            if hit.rule.fatal and not hit.rule.info and not hit.event.is_warning and is_open(hit.event)
-            and hit.event not in self.raised and (hit.rule.role != SYMPTOM or _is_fact(hit.event))
+            if hit.rule.fatal
+            and not hit.rule.info
+            and not hit.event.is_warning
+            and is_open(hit.event)
+            and hit.event not in self.raised
+            and (hit.rule.role != SYMPTOM or _is_fact(hit.event))
         ]
         self.failures = [
             *(event for event in self.events if event.kind == FATAL or event in self.course.ended),
             *(event for event in self.raised if event.type not in FOLLOWERS),
-            *(hit.event for hit in self.hits if hit.rule.fatal and hit.rule.role != SYMPTOM and not hit.event.is_warning),
+            *(
+                hit.event
+                for hit in self.hits
+                if hit.rule.fatal and hit.rule.role != SYMPTOM and not hit.event.is_warning
+            ),
         ]
         self.failures = [event for event in self.failures if event.kind != EXIT and is_open(event)]
         self.failed = max(evidence, key=lambda event: event.index, default=None)
@@ -184,7 +190,11 @@ class _Run:
             return True
         if _is_quiet(hit) or hit.rule.role != CAUSE:
             return self.has_failed
-        return self.has_failed or event.level in LOUD or (hit.rule.fatal and plain.get(event.line.source, -1) < event.index)
+        return (
+            self.has_failed
+            or event.level in LOUD
+            or (hit.rule.fatal and plain.get(event.line.source, -1) < event.index)
+        )
 
     def _plain_events(self) -> dict[str, int]:
         """Return the last event of each log that neither warns nor is explained: after a warning it went on."""
@@ -275,7 +285,9 @@ def _process_of(hit: Hit) -> str:
     if named := hit.named.get("process") or hit.event.task:
         return named
     ended = _ENDED.search(hit.event.whole)
-    return " ".join(part for part in (ended["name"], f"pid={ended['pid']}") if part) if ended else hit.event.line.process
+    return (
+        " ".join(part for part in (ended["name"], f"pid={ended['pid']}") if part) if ended else hit.event.line.process
+    )
 
 
 def _of_user(event: Event, lines: Sequence[Line]) -> Diagnosis:

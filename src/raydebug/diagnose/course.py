@@ -56,7 +56,12 @@ class Course:
             if not line.is_repeated and (signs := signs_of(line.text)):
                 self._take(index, line, signs)
         for event in events:
-            if event.kind == RECORD and event.producer in PROGRAMS and event.level in ("", "INFO") and not _NOISE.search(event.text):
+            if (
+                event.kind == RECORD
+                and event.producer in PROGRAMS
+                and event.level in ("", "INFO")
+                and not _NOISE.search(event.text)
+            ):
                 self._said[event.line.source, event.line.process].append(event.index)
         self.ended = {event for event in events if self._is_end(event)}
         self._stops: defaultdict[str, list[int]] = defaultdict(list)  # by log: where it says that it has failed

@@ -58,7 +58,9 @@ _ANY_RAISED = re.compile(
 )
 _ASSERTED = re.compile(r"^E\s+(?P<type>assert) (?P<text>.*)$")  # pytest
 _NAMED = re.compile(r"\b(?P<type>(?:[a-z_]\w*\.){0,10}[A-Z]\w*(?:Error|Exception))(?:\([\w.]+\))?: (?P<text>\S.*)$")
-_CHAINED = re.compile(r"(?:During handling of|(?P<cause>The) above exception, another|above exception was the direct cause)")
+_CHAINED = re.compile(
+    r"(?:During handling of|(?P<cause>The) above exception, another|above exception was the direct cause)"
+)
 _CARETS = re.compile(r"^[\s|]*[~^]+[\s~^]*$|^\s*\[Previous line repeated|^\s*\.\.\.(?:<|\s*$)")
 # CPython Modules/faulthandler.c; abseil failure_signal_handler.cc, which Ray installs in its workers.
 _FATAL = re.compile(
@@ -83,7 +85,10 @@ _WHO = (
     ("slurm", re.compile(r"^(?:slurmstepd|srun|sbatch|salloc|slurmctld)\b|^JobId=|^CANCELLED AT")),
     ("docker", re.compile(r"^docker: |Error response from daemon|^Error: No such (?:image|container)|OCI runtime")),
     ("kubernetes", re.compile(r"^\s*(?:Reason|Message|Status|Last State): +\w|\bkubelet\b|^The node was low on")),
-    ("shell", re.compile(r"^\S{1,200}: (?:line \d+|\d+|\S{1,20} \d+): |^(?:bash|sh|zsh|timeout): |^Killed\b|^Terminated\b")),
+    (
+        "shell",
+        re.compile(r"^\S{1,200}: (?:line \d+|\d+|\S{1,20} \d+): |^(?:bash|sh|zsh|timeout): |^Killed\b|^Terminated\b"),
+    ),
     ("nccl", re.compile(r"NCCL (?:WARN|INFO)")),
     ("torch", re.compile(r"ProcessGroup\w+\.cpp|TCPStore|torch[/.]distributed[/.]elastic|^ *exitcode +:")),
     ("ray", re.compile(r"^\w+\.(?:cc|h):\d+: |^(?:A worker died|The node with node id|\*\*\* SIG)|^ray\.exceptions\.")),
@@ -313,7 +318,11 @@ class _Stream:
         event.type = "AssertionError" if type_ == "assert" else type_
         event.message, event.inner, event.level = raised["text"] or "", self._inner, line.level
         event.signs, event.producer = signs_of(line.text), producer_of(line, "")
-        if type_ == "RayTaskError" and not event.carried and (carried := re.search(r"RayTaskError\((\w+)\)", line.text)):
+        if (
+            type_ == "RayTaskError"
+            and not event.carried
+            and (carried := re.search(r"RayTaskError\((\w+)\)", line.text))
+        ):
             event.carried = carried[1]
         self._raised, self._inner, self._in_dump = None, None, False
         self._before = self._last = event
@@ -329,7 +338,8 @@ class _Stream:
             return True
         if self._last is None or self._last.kind == FATAL or not self._more:
             return False
-        if line.level or (not text[0].isspace() and (signs_of(text) or _producer(text))):
+        is_other = line.level and (line.level, line.at) != (self._last.level, self._last.line.at)
+        if is_other or (not text[0].isspace() and (signs_of(text) or _producer(text))):
             self._last = None
             return False
         self._last.is_loose = self._last.is_loose or not text[0].isspace()

@@ -15,7 +15,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 MAX_LINE_CHARS = 4_000  # a longer line is cut: what explains a failure is at its beginning
-LEVELS = {"E": "ERROR", "F": "FATAL", "C": "FATAL", "CRITICAL": "FATAL", "W": "WARNING", "WARN": "WARNING", "I": "INFO", "D": "DEBUG"}
+LEVELS = {
+    "E": "ERROR",
+    "F": "FATAL",
+    "C": "FATAL",
+    "CRITICAL": "FATAL",
+    "W": "WARNING",
+    "WARN": "WARNING",
+    "I": "INFO",
+    "D": "DEBUG",
+}
 ECHO = "TRACE"  # level of a line that repeats what it was given, such as a command: never a failure
 
 # ECMA-48: colours, and what progress bars write: erased lines, cursor up, a hidden cursor. The rest stays, to be shown.
@@ -36,7 +45,7 @@ _PREFIXES = tuple(
         r'(?:time="(?P<at>[^"]+)" )?level=(?P<level>fatal|error|warning|info|debug) msg=',
         r"\[?(?P<at>\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)(?:Z|[+-]\d\d:?\d\d)?\]?(?:[ ,:|\t-]+"
         + _LEVEL
-        + r"\b)?[ :|-]*",
+        + r"\b)?(?: [:|-]+ |[:|\t]+ ?| )?",  # what is behind it may be indented
         r"\[" + _LEVEL + r"\][ :|-]*",
         _LEVEL + r":(?:[\w.]+:)? ?",
         r"(?P<level>CRITICAL|FATAL|ERROR|WARNING) +(?=\S)",

@@ -40,7 +40,7 @@ from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, TypeAlias
 
-from raydebug.diagnose.events import EXCEPTION, EXIT, FATAL, KINDS, LIBRARY, MENTION, PROGRESS, RECORD, Event, is_users
+from raydebug.diagnose.events import EXCEPTION, KINDS, LIBRARY, PROGRESS, Event, is_users
 from raydebug.diagnose.prefilter import Prefilter, search
 from raydebug.diagnose.scan import Stop, never
 from raydebug.diagnose.signs import BEGINNINGS, EXITED, FINISHED, PROGRESS_SIGNS, START
@@ -197,7 +197,9 @@ def _is_quoted(event: Event, match: re.Match[str]) -> bool:
     """Return whether a user's own exception only quotes what matches: it is of another program."""
     if event.kind != EXCEPTION or not event.frames or not is_users(event.frames[-1][0]):
         return False
-    return any(quoted.start(2) <= match.start() and match.end() <= quoted.end(2) for quoted in _QUOTED.finditer(match.string))
+    return any(
+        quoted.start(2) <= match.start() and match.end() <= quoted.end(2) for quoted in _QUOTED.finditer(match.string)
+    )
 
 
 def _fits(rule: Rule, at: int, events: Sequence[Event]) -> bool:
@@ -230,10 +232,16 @@ def _context(at: int, events: Sequence[Event], within: int) -> list[str]:
     event = events[at]
     first = bisect_left(events, event.first - within, key=lambda event: event.index)
     last = bisect_right(events, event.index + within, key=lambda event: event.index)
-    around = [near for near in events[first:last] if near.process == event.process or near.line.process == event.line.process]
+    around = [
+        near for near in events[first:last] if near.process == event.process or near.line.process == event.line.process
+    ]
     texts = [event.whole, event.intro]
     for near in {id(near): near for near in (*around, event, *([event.inner] if event.inner else []))}.values():
-        texts += [near.whole, *(f'File "{file}", line {line}, in {name}' for file, line, name in near.frames), *near.code]
+        texts += [
+            near.whole,
+            *(f'File "{file}", line {line}, in {name}' for file, line, name in near.frames),
+            *near.code,
+        ]
     return texts
 
 

@@ -65,11 +65,15 @@ def diagnose_words(
     return answer, kept
 
 
-def diagnose_run(lines: Sequence[Line], run: Run | None, stop: Stop = never) -> Answer:
-    """Say what failed, from the lines of a run's logs, and its record where there is one."""
+def diagnose_run(lines: Sequence[Line], run: Run | None, stop: Stop = never, *, has_failed: bool = False) -> Answer:
+    """Say what failed, from the lines of a run's logs, and its record where there is one.
+
+    Args:
+        has_failed: it is known that the run has; its record may say so too.
+    """
     if run is not None and run.status == "succeeded":
         return Answer(NO_FAILURE, [])  # whatever its logs have: it went on
-    answer = diagnose(lines, stop, has_failed=run is not None and run.status == "failed")
+    answer = diagnose(lines, stop, has_failed=has_failed or (run is not None and run.status == "failed"))
     if run is None:
         return answer
     folder, name = run.folder, _name_of(run)
@@ -87,14 +91,14 @@ def diagnose_run(lines: Sequence[Line], run: Run | None, stop: Stop = never) -> 
 
 
 def diagnose_job(dashboard: Dashboard, job: str, run: Run | None, limit_s: float) -> tuple[Answer, list[Line]]:
-    """Say what failed in a job, from the logs of its processes, and return their lines that are worth a look.
+    """Say why a job has failed, from the logs of its processes, and return their lines that are worth a look.
 
     Raises:
         RaydebugError: the dashboard does not answer, or there is no such job.
     """
     stop = until(limit_s)
     lines = read_logs(open_job(dashboard, job), Kept(), stop).lines
-    return diagnose_run(lines, run, stop), lines
+    return diagnose_run(lines, run, stop, has_failed=True), lines
 
 
 def explain_failure(dashboard: Dashboard, job: str) -> tuple[list[str], dict[str, str] | None, list[dict[str, str]]]:
