@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 from raydebug.diagnose.read import ECHO, Line
@@ -29,7 +30,7 @@ EXCEPTION, MENTION, RECORD, FATAL, EXIT, SCHEDULER, PROGRESS = KINDS = (
 PROGRAMS = ("driver", "worker", "engine")  # producers that are programs in Python
 MORE_LINES = 5  # of an exception's message after the first
 INTRO_LINES = 5  # between what introduces a traceback and it, of other processes
-SAMPLE_LINES = 2_000  # of one printed sample
+SAMPLE_LINES = 500  # of one printed sample
 
 # Packages, compiled modules, and source trees of frameworks that are not installed as packages.
 LIBRARY = (
@@ -37,6 +38,7 @@ LIBRARY = (
     r"|/(?:ray|torch|vllm|verl|sglang|trl|openrlhf|slime|nemo_rl|transformers|datasets|accelerate|deepspeed|megatron"
     r"|flash_attn|hydra|omegaconf)/"
 )
+_OF_PYTHON = re.compile(r"/lib/python3\.\d+/(?!(site|dist)-packages/)|^<")
 _DECORATION = r"^\s*(?:\| *)*(?:\+[-+ ]*)?(?:E  +)?"  # of groups of exceptions, and of pytest
 _TRACEBACK = re.compile(r"^(?P<intro>.*?)(?:Exception Group )?Traceback \(most recent call last\)")
 _FRAME = re.compile(
@@ -71,7 +73,7 @@ _DUMP = re.compile(r"\(most recent call first\)|^Timeout \(\d|^Extension modules
 _NATIVE = re.compile(r"^\s*(?:frame #\d+: |@ +0x|PC: @|#\d+ +0x|\[0x[0-9a-f]+\]|/\S+\(\S*\) ?\[0x|<unknown function>)")
 _SAMPLE = re.compile(
     r"^\W{0,3}\[(?:prompt|response|completion|ground_truth|sample|question|answer|output)s?\]"
-    r"|<(?P<tag>tool_response|tool_call|think|answer|code|output|information)>(?!.*</(?P=tag)>)|^(?P<fence>```)\w*$"
+    r"|^\W{0,3}<(?P<tag>tool_response|tool_call|think|answer|code|output|information)>(?!.*</(?P=tag)>)|^(?P<fence>```)\w*$"
 )
 _SAMPLE_END = re.compile(r"^\W{0,3}\[score\]|^\W{0,3}\[reward\]")
 # pytest shows what a test wrote, also of one that passed.
@@ -128,6 +130,13 @@ class Event:
         """The innermost frame of the user's code, else of a framework's source tree, else of all."""
         kinds: tuple[Callable[[str], bool], ...] = (is_users, lambda file: not is_library(file), bool)
         return next((frame for is_it in kinds for frame in reversed(self.frames) if is_it(frame[0])), None)
+
+    @cached_property
+    def raising_frames(self) -> tuple[str, str]:
+        """Its last frame outside of Python's own library, and its last one, as `file:function`; empty if none."""
+        frames = [f"{file}:{function}" for file, _, function in self.frames]
+        outer = [frame for frame in frames if not _OF_PYTHON.search(frame)] or frames
+        return (outer[-1], frames[-1]) if frames and self.kind == EXCEPTION else ("", "")
 
     @property
     def process(self) -> str:
@@ -204,12 +213,12 @@ class _Stream:
             return
         if line.level == ECHO or self._is_data(text, line):
             return
-        if traceback := _TRACEBACK.match(text):
+        if "Traceback (most" in text and (traceback := _TRACEBACK.match(text)):
             yield from self.end()
             self._open(index, line, traceback["intro"].strip())
-        elif (task := _RAY_TASK.match(text)) and (task["type"] or task["pid"] or self._raised):
+        elif "ray::" in text and (task := _RAY_TASK.match(text)) and (task["type"] or task["pid"] or self._raised):
             self._take_task(index, line, task)
-        elif frame := _FRAME.match(text):
+        elif 'File "' in text and (frame := _FRAME.match(text)):
             self._take_frame(index, line, frame)
         elif self._is_source(text):
             if self._raised is not None and not _CARETS.match(text):
@@ -217,7 +226,7 @@ class _Stream:
                 self._raised.line, self._raised.index = line, index
         elif (raised := self._raising(text)) and not raised["type"].endswith("Warning"):
             yield from self._close(index, line, raised)
-        elif _CHAINED.search(text):
+        elif "above exception" in text and _CHAINED.search(text):
             self._inner, self._last = self._before, None
         elif self._is_of_warning(index):
             self._held = None if text[:1].isspace() else (index, line)
@@ -253,7 +262,11 @@ class _Stream:
             is_over = "step" in signs_of(text) or bool(line.level) or self._sample_lines > SAMPLE_LINES
             self._sample_end = None if is_end or is_over else self._sample_end
             return not is_over
-        if self._raised is None and (sample := _SAMPLE.search(text)):
+        if (
+            self._raised is None
+            and any(mark in text for mark in ("[", ">", "```"))
+            and (sample := _SAMPLE.search(text))
+        ):
             self._sample_lines = 0
             self._sample_end = f"</{sample['tag']}>" if sample["tag"] else sample["fence"] or ""
             return True

@@ -49,11 +49,9 @@ CAUSE, EFFECT, SYMPTOM = "cause", "effect", "symptom"
 ROLES = (SYMPTOM, EFFECT, CAUSE)
 STOP_EVENTS = 256  # after which it is asked whether to stop
 PLACEHOLDERS = {"{users}": f"^(?!.*(?:{LIBRARY})).*$"}  # of the rules' patterns
-QUOTED_CHARS = 12  # a shorter text in quotes is a name
 _PATTERN_KEYS = {"message", "not_message", "about", "not_about", "frame", "frames", "not_frame"}
 _WORD_KEYS = {"kind", "producer"}
-_OF_PYTHON = re.compile(r"/lib/python3\.\d+/(?!(site|dist)-packages/)|^<")
-_QUOTED = re.compile(r"(?<!\w)(['\"`])(.{%d,}?)\1(?!\w)" % QUOTED_CHARS)
+_QUOTED = re.compile(r"(?<!\w)(['\"`])(.{12,}?)\1(?!\w)")  # a shorter text in quotes is a name
 
 
 @dataclass(frozen=True)
@@ -165,13 +163,16 @@ def find_hits(events: Sequence[Event], stop: Stop = never) -> list[Hit]:
 def _hits_of(event: Event) -> Iterator[Hit]:
     """Yield what fits an event by itself."""
     for number, match, direct in _matches(event.text, event.more):
-        if match is None or not _is_quoted(event, match):
-            named = {name: value for name, value in match.groupdict().items() if value} if match is not None else {}
-            yield Hit(load_rules()[number], event, named, direct)
+        if not _is_quoted(event, match):
+            yield Hit(
+                load_rules()[number], event, {name: text for name, text in match.groupdict().items() if text}, direct
+            )
+    if event.kind == EXCEPTION:
+        yield from (Hit(rule, event, {}) for rule in _of_frames())
 
 
 @lru_cache(10_000)  # lines repeat
-def _matches(text: str, more: str) -> list[tuple[int, re.Match[str] | None, bool]]:
+def _matches(text: str, more: str) -> list[tuple[int, re.Match[str], bool]]:
     """Return the rules whose message matches a text, or the text with the rest of its message: not directly."""
     whole = f"{text} {more}" if more else text
     of_rule: dict[int, list[re.Pattern[str]]] = {}
@@ -179,18 +180,18 @@ def _matches(text: str, more: str) -> list[tuple[int, re.Match[str] | None, bool
         if number < len(_patterns()):
             rule, pattern = _patterns()[number]
             of_rule.setdefault(rule, []).append(pattern)
-    matches: list[tuple[int, re.Match[str] | None, bool]] = [(number, None, True) for number in _of_frames()]
+    matches: list[tuple[int, re.Match[str], bool]] = []
     for rule, patterns in of_rule.items():
         match = _first_match(patterns, text)
         if match is not None or (match := _first_match(patterns, whole)) is not None:
             matches.append((rule, match, match.string == text))
-    return sorted(matches, key=lambda row: row[0])
+    return matches
 
 
 @cache
-def _of_frames() -> tuple[int, ...]:
-    """Return the rules that ask for no message."""
-    return tuple(number for number, rule in enumerate(load_rules()) if not rule.message)
+def _of_frames() -> tuple[Rule, ...]:
+    """Return the rules that ask for no message, but for the frames of an exception."""
+    return tuple(rule for rule in load_rules() if not rule.message)
 
 
 def _is_quoted(event: Event, match: re.Match[str]) -> bool:
@@ -209,22 +210,21 @@ def _fits(rule: Rule, at: int, events: Sequence[Event]) -> bool:
         return False
     if rule.type is not None and not rule.type.search(event.type):
         return False
-    if rule.not_message and _first_match(rule.not_message, event.whole):
+    if rule.not_message and _has_any(rule.not_message, event.whole):
         return False
-    frames = [f"{file}:{function}" for file, _, function in event.frames] if event.kind == EXCEPTION else []
-    outer = [frame for frame in frames if not _OF_PYTHON.search(frame)] or frames
-    raising = [*outer[-1:], *frames[-1:]]
-    if rule.frame and not any(_first_match(rule.frame, frame) for frame in raising):
-        return False
-    if rule.frames and not any(_first_match(rule.frames, frame) for frame in frames):
-        return False
-    if rule.not_frame and any(_first_match(rule.not_frame, frame) for frame in outer[-1:]):
-        return False
+    if rule.frame or rule.frames or rule.not_frame:
+        caller, inner = event.raising_frames
+        if rule.frame and not (_has_any(rule.frame, caller) or _has_any(rule.frame, inner)):
+            return False
+        if rule.not_frame and caller and _has_any(rule.not_frame, caller):
+            return False
+        if rule.frames and not any(_has_any(rule.frames, f"{file}:{function}") for file, _, function in event.frames):
+            return False
     if not (rule.about or rule.not_about):
         return True
     context = _context(at, events, rule.within)
-    is_about = not rule.about or any(_first_match(rule.about, text) for text in context)
-    return is_about and not any(_first_match(rule.not_about, text) for text in context)
+    is_about = not rule.about or any(_has_any(rule.about, text) for text in context)
+    return is_about and not any(_has_any(rule.not_about, text) for text in context)
 
 
 def _context(at: int, events: Sequence[Event], within: int) -> list[str]:
@@ -243,6 +243,11 @@ def _context(at: int, events: Sequence[Event], within: int) -> list[str]:
             *near.code,
         ]
     return texts
+
+
+@lru_cache(50_000)  # frames and lines repeat
+def _has_any(patterns: Patterns, text: str) -> bool:
+    return _first_match(patterns, text) is not None
 
 
 def _first_match(patterns: Sequence[re.Pattern[str]], text: str) -> re.Match[str] | None:
