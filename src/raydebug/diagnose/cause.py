@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from raydebug.diagnose.answer import EXACT, FAILURE, LIKELY, NO_FAILURE, UNKNOWN, UNSURE, Answer, Diagnosis, error_of
 from raydebug.diagnose.course import Course, is_uncaught
@@ -28,6 +29,7 @@ USER_CODE = "user-code"
 EXACT_RANK = 5  # of a rule that names the mechanism
 REST_RANKS = 3  # that a match in the rest of an exception's message counts less than one in its first line
 LOUD = ("ERROR", "FATAL")  # levels
+FATAL_RECORD = (RECORD, "FATAL")
 QUIET = ("INFO", "DEBUG", ECHO)  # healthy runs report deaths, time-outs and retries in these
 FACTS = ("ray", "nccl", "torch", "slurm", "kubernetes", "docker", "shell")  # producers whose texts are fixed
 
@@ -93,36 +95,21 @@ class _Run:
 
     def __post_init__(self) -> None:
         """Look for what says that the run has failed."""
-        is_open = self.course.is_open
-        self.raised = [
-            event for event in self.events if event.kind == EXCEPTION and is_open(event) and not is_harmless(event)
+        opened = {event for event in self.events if self.course.is_open(event) and not is_harmless(event)}
+        self.raised = [event for event in self.events if event.kind == EXCEPTION and event in opened]
+        told = [hit for hit in self.hits if hit.rule.fatal and not hit.event.is_warning and hit.event in opened]
+        evidence = [
+            event for event in opened if event.kind in (FATAL, EXIT) or (event.kind, event.level) == FATAL_RECORD
         ]
-        evidence = [event for event in self.events if _ends(event) and is_open(event)]
-        evidence += [
-            event
-            for event in self.raised
-            if event.level not in (*QUIET, "WARNING") and not self.course.is_handled(event)
-        ]
+        evidence += [event for event in self.raised if not event.is_warning and not self.course.is_handled(event)]
         evidence += [
             hit.event
-            for hit in self.hits
-            if hit.rule.fatal
-            and not hit.rule.info
-            and not hit.event.is_warning
-            and is_open(hit.event)
-            and hit.event not in self.raised
-            and (hit.rule.role != SYMPTOM or _is_fact(hit.event))
+            for hit in told
+            if not hit.rule.info and hit.event.kind != EXCEPTION and (hit.rule.role != SYMPTOM or _is_fact(hit.event))
         ]
-        self.failures = [
-            *(event for event in self.events if event.kind == FATAL or event in self.course.ended),
-            *(event for event in self.raised if event.type not in FOLLOWERS),
-            *(
-                hit.event
-                for hit in self.hits
-                if hit.rule.fatal and hit.rule.role != SYMPTOM and not hit.event.is_warning
-            ),
-        ]
-        self.failures = [event for event in self.failures if event.kind != EXIT and is_open(event)]
+        self.failures = [event for event in opened if event.kind == FATAL or event in self.course.ended]
+        self.failures += [event for event in self.raised if event.type not in FOLLOWERS]
+        self.failures += [hit.event for hit in told if hit.rule.role != SYMPTOM and hit.event.kind != EXIT]
         self.failed = max(evidence, key=lambda event: event.index, default=None)
 
     def explain(self, lines: Sequence[Line]) -> list[Diagnosis]:
@@ -144,17 +131,17 @@ class _Run:
             diagnoses.insert(0, _of_user(own, lines))
         return diagnoses
 
-    def _travelled(self) -> list[Event]:
-        """Return the exceptions that reached the main program, the last one first."""
-        uncaught = [event for event in self.raised if is_uncaught(event) or event.task]
-        return uncaught[::-1]
+    @cached_property
+    def _travelled(self) -> str:
+        """The class of the exception that reached the main program last; empty if none did."""
+        travelled = (event.carried or event.type for event in reversed(self.raised) if is_uncaught(event) or event.task)
+        return next(travelled, "")
 
     def _own_error(self, raised: Iterable[Event]) -> Event | None:
         """Return the user's error: what reached the main program, else what left a frame of the user's code."""
         errors = [event for event in raised if event.type and event.type not in FOLLOWERS and event.kind == EXCEPTION]
-        kinds = {event.carried or event.type for event in self._travelled()[:1]}
         users = [event for event in errors if event.frames and is_users(event.frames[-1][0])]
-        travelled = [event for event in users if event.type in kinds]
+        travelled = [event for event in users if event.type == self._travelled]
         with_frames = [event for event in errors if event.frames]
         first = next(iter(travelled or users or with_frames or errors), None)
         outer = next((event for event in errors if event.inner is first), None) if first is not None else None
@@ -180,7 +167,7 @@ class _Run:
     def _counts(self, hit: Hit, plain: Mapping[str, int]) -> bool:
         """Return whether a hit speaks of a failure: what healthy runs say too does not if the run goes on after it."""
         event, course = hit.event, self.course
-        if course.has_ended(event) and not self.has_failed:
+        if course.end_before(event) is not None and not self.has_failed:
             return False
         if hit.rule.fatal and not hit.rule.info and not event.is_warning:
             return self.has_failed and not course.process_went_on(event)
@@ -220,7 +207,6 @@ class _Run:
         loud = 0 if event.is_warning or not rule.fatal else loud
         exact = rule.rank if hit.direct else rule.rank - REST_RANKS
         is_first = rule.role == SYMPTOM and event.index < began.get(event.line.source, 0)
-        travelled = {error.carried or error.type for error in self._travelled()[:1]}
         return (
             not self.course.went_on(event),
             not _is_quiet(hit),
@@ -230,7 +216,7 @@ class _Run:
             loud > 0,
             rule.rank >= EXACT_RANK,
             loud,
-            rule.role == CAUSE and event.kind == EXCEPTION and event.type in travelled,
+            rule.role == CAUSE and event.kind == EXCEPTION and event.type == self._travelled,
             exact,
             hit.direct,
             -event.index,
@@ -269,11 +255,6 @@ class _Run:
 def _is_fact(event: Event) -> bool:
     """Return whether an event is told in a form that only its kind has, and is not what a program prints."""
     return event.kind not in (RECORD, MENTION, PROGRESS) or event.level in LOUD or event.producer in FACTS
-
-
-def _ends(event: Event) -> bool:
-    """Return whether an event by itself says that a program has failed."""
-    return event.kind in (FATAL, EXIT) or (event.level == "FATAL" and event.kind == RECORD)
 
 
 def _is_quiet(hit: Hit) -> bool:
