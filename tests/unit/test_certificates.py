@@ -13,7 +13,7 @@ import pytest
 from raydebug.diagnose.inputs import read_text
 from raydebug.diagnose.run_diagnosis import diagnose_run
 from raydebug.jobs.certificate import FOLLOWED, WANTED, Certificate, Evidence, certify, name_process
-from raydebug.runs.record import Run
+from raydebug.runs.record import Run, Step
 
 GIB = 2**30
 BIRTH = {"ns": "boot pid:[1]", "oom_kills": 0, "node_oom_kills": 0}
@@ -300,3 +300,28 @@ def test_an_exact_cause_comes_before_the_end_that_follows_from_it(tmp_path: Path
     answer = diagnose_run(read_text(log, "job.log"), run)
     assert [one.name for one in answer.diagnoses][:2] == ["cuda-oom", "process-death"]
     assert os.WTERMSIG(6) == signal.SIGABRT
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "end_s", "first"),
+    [
+        ("ray-kill", "its owner ended Sandbox (ray.kill)", 900.0, ["user-code", "process-death"]),
+        (
+            "sigkill",
+            "SIGKILL ended sandbox.py, sent by kill() at /w/sandbox.py:88",
+            900.0,
+            ["user-code", "process-death"],
+        ),
+        ("sigkill", "SIGKILL ended Actor", 900.0, ["process-death", "user-code"]),
+        ("sigkill", "SIGKILL ended Actor", 1900.0, ["user-code"]),
+    ],
+)
+def test_a_death_that_the_run_went_on_after(
+    tmp_path: Path, kind: str, text: str, end_s: float, first: list[str]
+) -> None:
+    """A death before further steps is no cause, and one that the program asked for comes after its own exception."""
+    death = {"kind": kind, "at": 1000.0, "who": "x", "pid": 1, "text": text, "evidence": [], "stack": [], "unknown": []}
+    step = Step(step=1, end_s=end_s, seconds=1.0, metrics={})
+    run = Run(folder=tmp_path, status="failed", started=0.0, deaths=[death], steps=[step])
+    log = 'Traceback (most recent call last):\n  File "/w/train.py", line 9, in score\nIndexError: list index\n'
+    assert [diagnosis.name for diagnosis in diagnose_run(read_text(log, "job.log"), run).diagnoses] == first

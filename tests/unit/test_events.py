@@ -59,16 +59,16 @@ def test_an_exception() -> None:
 
 def test_a_chain() -> None:
     """An exception knows the one that it was raised over."""
-    first, second = events(
-        f"{TRACE}KeyError: 1\n\nDuring handling of the above exception, another exception occurred:\n\n{TRACE}RuntimeError: 2"
-    )
+    between = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    first, second = events(f"{TRACE}KeyError: 1\n{between}{TRACE}RuntimeError: 2")
     assert second.inner is first
 
 
 def test_a_crash() -> None:
     """A fatal error has the frames of its dump, the innermost last."""
-    abseil, python = events('*** SIGSEGV received at time=1 on cpu 6 ***\nFatal Python error: Segmentation fault\n\n'
-                            'Stack (most recent call first):\n  File "/w/b.py", line 4 in g\n  File "/w/a.py", line 3 in f\n')  # fmt: skip
+    crash = "*** SIGSEGV received at time=1 on cpu 6 ***\nFatal Python error: Segmentation fault\n\n"
+    stack = 'Stack (most recent call first):\n  File "/w/b.py", line 4 in g\n  File "/w/a.py", line 3 in f\n'
+    abseil, python = events(crash + stack)
     assert abseil.frames == python.frames == [("/w/a.py", 3, "f"), ("/w/b.py", 4, "g")]
 
 
@@ -82,7 +82,7 @@ def test_a_run_that_has_failed() -> None:
 
 @pytest.mark.parametrize("log", written_logs(), ids=lambda log: log.name)
 def test_written(log: ScoredLog) -> None:
-    """Logs in other words than the rules were made from are answered right, and what healthy runs print is no failure."""
+    """Logs in other words than those of the rules are answered right, and what healthy runs print is no failure."""
     assert log.is_right(diagnose(log.lines)), diagnose(log.lines).diagnoses[:2]
 
 

@@ -58,6 +58,8 @@ def diagnose(lines: Sequence[Line], stop: Stop = never, *, has_failed: bool = Fa
     the end is none either, unless the program itself raised it, or ended with an exit code other than 0.
 
     Args:
+        lines: of all logs, those of one log together.
+        stop: says why to stop judging.
         has_failed: it is known that the run has.
     """
     events = read_events(lines)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from raydebug.diagnose.answer import EXACT, FAILURE, LIKELY, Answer, Diagnosis
+from raydebug.diagnose.cause import USER_CODE
 from raydebug.diagnose.read import Line
 from raydebug.diagnose.rules import CAUSE, load_rules
 from raydebug.jobs.certificate import FOLLOWED
@@ -31,25 +34,36 @@ BEFORE_USERS = ("kernel-oom-container", "kernel-oom-machine", "ray-oom", "sigkil
                 "node-lost", "node-stopped", "ray-stop", "raylet-ended", "ray-kill")  # fmt: skip
 
 
+LATE_S = 5.0  # so long Ray may hold back a line: a step that is printed sooner may have ended before a death
+# What the program itself has asked for: jobs/certificate.py `_killed_by_ray`, `_signalled`.
+_ASKED = re.compile(r"\bray\.kill\b|\bos\.kill\b|\bkill\(\) at\b")
+
+
 def join_death(answer: Answer, run: Run) -> None:
-    """Put the first death certificate of a run into its diagnosis."""
-    kept = [one for one in run.deaths if one.get("kind") != FOLLOWED]
-    if not kept:
+    """Put the first death certificate of a run into its diagnosis, unless the run went on after it."""
+    last_step = max((step["end_s"] for step in run.steps), default=0.0) + (run.started or 0.0)
+    deaths = [
+        death
+        for death in run.deaths
+        if death.get("kind") != FOLLOWED and not (run.steps and float(death.get("at") or 0) + LATE_S < last_step)
+    ]
+    if not deaths:
         return
-    first = min(kept, key=lambda one: float(one.get("at") or 0))
-    lines = [*(str(one.get("text")) for one in kept), *first.get("evidence", []), *first.get("stack", [])]
+    first = min(deaths, key=lambda death: float(death.get("at") or 0))
+    lines = [*(str(death.get("text")) for death in deaths), *first.get("evidence", []), *first.get("stack", [])]
     source, kind, unknown = str(run.folder / DOCUMENT), str(first.get("kind")), first.get("unknown", [])
-    cause = "; ".join([*first.get("evidence", [])[:3], *(f"not known: {one}" for one in unknown)])
-    death = Diagnosis(
-        DEATH, LIKELY if unknown else EXACT, lines[0] if first is kept[0] else str(first.get("text")), cause,
+    cause = "; ".join([*first.get("evidence", [])[:3], *(f"not known: {fact}" for fact in unknown)])
+    certificate = Diagnosis(
+        DEATH, LIKELY if unknown else EXACT, lines[0] if first is deaths[0] else str(first.get("text")), cause,
         FIXES.get(kind, ""), [Line(source, at, text, "") for at, text in enumerate(lines[:MOST_LINES], 1)],
         process=f"{first.get('who')} pid={first.get('pid')}",
     )  # fmt: skip
-    found, causes = answer.diagnoses, {rule.name for rule in load_rules() if rule.role == CAUSE}
-    known = found[0] if found else None
-    is_cause = known is not None and known.name in causes and known.confidence == EXACT
-    is_before = kind in BEFORE_USERS and not unknown  # a guess comes after what the user's code has said
-    is_users = known is not None and known.error is not None and known.name == "user-code" and not is_before
-    found.insert(1 if is_cause or is_users else 0, death)
-    found[0].effects = [one.name for one in found[1:]]
+    diagnoses, causes = answer.diagnoses, {rule.name for rule in load_rules() if rule.role == CAUSE}
+    best = answer.first
+    is_asked = kind == "ray-kill" or _ASKED.search(str(first.get("text"))) is not None
+    is_cause = best is not None and best.name in causes and best.confidence == EXACT
+    is_before = kind in BEFORE_USERS and not unknown and not is_asked  # a guess comes after what the user's code says
+    is_users = best is not None and best.error is not None and best.name == USER_CODE and not is_before
+    diagnoses.insert(1 if is_cause or is_users else 0, certificate)
+    diagnoses[0].effects = [diagnosis.name for diagnosis in diagnoses[1:]]
     answer.status = FAILURE

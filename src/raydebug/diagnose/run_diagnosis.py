@@ -69,6 +69,9 @@ def diagnose_run(lines: Sequence[Line], run: Run | None, stop: Stop = never, *, 
     """Say what failed, from the lines of a run's logs, and its record where there is one.
 
     Args:
+        lines: of its logs.
+        run: its record.
+        stop: says why to stop judging.
         has_failed: it is known that the run has; its record may say so too.
     """
     if run is not None and run.status == "succeeded":
