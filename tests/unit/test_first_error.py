@@ -8,9 +8,10 @@ import re
 import pytest
 from test_failures import CASES, HEALTHY, say
 
-from raydebug.diagnose.answer import FAILURE, LoggedError, find_errors
+from raydebug.diagnose.answer import FAILURE, LoggedError, error_of
 from raydebug.diagnose.cause import diagnose
-from raydebug.diagnose.read import last_words, read_lines
+from raydebug.diagnose.events import EXCEPTION, read_events
+from raydebug.diagnose.read import Line, last_words, read_lines
 from raydebug.diagnose.run_diagnosis import failure_lines
 from raydebug.report.run import run_page
 from raydebug.runs.record import read_document
@@ -20,6 +21,11 @@ from run_documents import failed_run
 def errors(text: str) -> list[LoggedError]:
     """Return the errors in a text."""
     return find_errors([*read_lines(text.splitlines(), "driver")])
+
+
+def find_errors(lines: list[Line]) -> list[LoggedError]:
+    """Return the exceptions in some lines."""
+    return [error_of(lines, event, event.type) for event in read_events(lines) if event.kind == EXCEPTION]
 
 
 def shown(text: str) -> list[str]:

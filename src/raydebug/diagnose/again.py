@@ -50,8 +50,8 @@ def plan_again(word: str, cluster: str) -> Again:
     first = answer.first
     causes = itertools.chain([first] if first is not None else [], _shown(run))
     fixes = ((cause, fixed) for cause in causes if (fixed := fix_run(cause, run)) is not None)
-    if (found := next(fixes, None)) is not None:
-        cause, fixed = found
+    if (applicable := next(fixes, None)) is not None:
+        cause, fixed = applicable
         command = fixed.command
         notes = [f"again: {name} with a fix for {cause.name}: {cause.fix}; {', '.join(fixed.changes)}"]
     else:
@@ -76,7 +76,7 @@ def _check_again(name: str, command: Sequence[str], folder: Path | None, run: Ru
     Raises:
         RaydebugError: the command or its folder is not known, or not there.
     """
-    secret = next((one for one in command if HIDDEN in one), None)
+    secret = next((word for word in command if HIDDEN in word), None)
     if not is_own(run):
         cause = f"{run.folder} is not among the runs of this account: its command may be anybody's"
         fix = f"read it, and give it yourself: raydebug run -- COMMAND; {run.folder}/{DOCUMENT} has it"

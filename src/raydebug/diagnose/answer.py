@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from raydebug.diagnose.events import EXCEPTION, MENTION, Event, read_events
+from raydebug.diagnose.events import EXCEPTION, MENTION, Event
 from raydebug.diagnose.read import Line
 from raydebug.protocol.secrets import scrubbed, scrubbed_texts
 
@@ -55,11 +55,6 @@ def error_of(lines: Sequence[Line], event: Event, name: str, process: str = "") 
             -MOST_LINES:
         ],
     )
-
-
-def find_errors(lines: Sequence[Line]) -> list[LoggedError]:
-    """Return all exceptions of logs, in their order, and not those that a line only mentions."""
-    return [error_of(lines, event, event.type) for event in read_events(lines) if event.kind == EXCEPTION]
 
 
 @dataclass
@@ -150,7 +145,7 @@ class Answer:
         return {
             "version": 1,
             "status": self.status,
-            "diagnoses": [scrubbed_texts(one.as_json()) for one in self.diagnoses],
-            "related": [asdict(one) for one in self.related],
+            "diagnoses": [scrubbed_texts(diagnosis.as_json()) for diagnosis in self.diagnoses],
+            "related": [asdict(related) for related in self.related],
             "notes": self.notes,
         }

@@ -152,11 +152,11 @@ class _Run:
     def _beats(self, hit: Hit, own: Event) -> bool:
         """Return whether what a rule explains comes before an error that none does."""
         event = hit.event
-        if hit.rule.role != CAUSE or _is_quiet(hit) or self.course.went_on(event) or self._is_late(hit):
+        if _is_quiet(hit) or self.course.went_on(event) or self._is_late(hit) or (event.is_warning and own.frames):
             return False
         is_users_own = bool(own.frames) and is_users(own.frames[-1][0])
-        if event.is_warning and own.frames:
-            return False
+        if hit.rule.role != CAUSE:
+            return not is_users_own and hit.rule.fatal and _is_fact(event) and event.index < own.first
         return not is_users_own or (hit.rule.fatal and (_is_fact(event) or not is_uncaught(own)))
 
     def _is_late(self, hit: Hit) -> bool:
@@ -235,8 +235,11 @@ class _Run:
             file, line, function = event.frames[-1]
             cause = f"{cause}; its innermost Python frame: {file}:{line} {function}"
         process = _process_of(hit)
+        # The match leaves no other cause: it is one, and a fact of who must know it.
+        is_sure = rule.rank >= EXACT_RANK and rule.role == CAUSE and rule.fatal and _is_fact(event)
+        is_sure = is_sure and not event.is_warning and not self.course.went_on(event)
         diagnosis = Diagnosis(
-            rule.name, self._confidence(hit), fill(rule.title), cause, fill(rule.fix), [event.line],
+            rule.name, EXACT if is_sure else LIKELY, fill(rule.title), cause, fill(rule.fix), [event.line],
             process=process, error=error_of(lines, event, rule.name, process),
         )  # fmt: skip
         for remedy in rule.apply:
@@ -246,12 +249,6 @@ class _Run:
                 diagnosis.variables = dict(remedy.variable)
                 break
         return diagnosis
-
-    def _confidence(self, hit: Hit) -> str:
-        """Return whether the match leaves no other cause: it is a cause, and a fact of who must know it."""
-        event = hit.event
-        is_sure = hit.rule.rank >= EXACT_RANK and hit.rule.role == CAUSE and hit.rule.fatal and _is_fact(event)
-        return EXACT if is_sure and not event.is_warning and not self.course.went_on(event) else LIKELY
 
 
 def _is_fact(event: Event) -> bool:

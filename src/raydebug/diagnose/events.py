@@ -203,7 +203,7 @@ class _Stream:
         text = line.text
         if text.strip():
             self._previous, self._this = self._this, (index, text)
-        held, self._held = self._held, None
+        before, held, self._held = self._before, self._held, None
         if held is not None and text[:1].isspace() and text.strip():
             return
         if held is not None:
@@ -224,14 +224,20 @@ class _Stream:
             if self._raised is not None and not _CARETS.match(text):
                 self._raised.code.append(text.strip())
                 self._raised.line, self._raised.index = line, index
-        elif (raised := self._raising(text)) and not raised["type"].endswith("Warning"):
-            yield from self._close(index, line, raised)
+        elif (
+            raised := _RAISED.match(text) or _ASSERTED.match(text) or (self._has_frames and _ANY_RAISED.match(text))
+        ) and not raised["type"].endswith("Warning"):
+            yield self._close(index, line, raised)
         elif "above exception" in text and _CHAINED.search(text):
             self._inner, self._last = self._before, None
-        elif self._is_of_warning(index):
-            self._held = None if text[:1].isspace() else (index, line)
+        elif before is not None and index == before.index + 1 and _PYTHON_WARNING.search(before.text):
+            self._held = None if text[:1].isspace() else (index, line)  # it may be of the warning
         elif not self._goes_on(text, line):
             yield self._plain(index, line)
+
+    @property
+    def _has_frames(self) -> bool:
+        return self._raised is not None and bool(self._raised.frames)
 
     def end(self) -> Iterator[Event]:
         """Yield what is still open: the exception of a traceback that breaks off, a line behind a warning."""
@@ -245,11 +251,6 @@ class _Stream:
             event.text, event.level = event.line.text.strip(), event.line.level
             event.producer = producer_of(event.line, event.text)
             yield event
-
-    def _is_of_warning(self, index: int) -> bool:
-        """Return whether a warning of Python's is just before: it may have two lines, and a source line behind."""
-        before = self._before
-        return before is not None and index == before.index + 1 and _PYTHON_WARNING.search(before.text) is not None
 
     def _is_data(self, text: str, line: Line) -> bool:
         """Return whether a line is of a sample, of a test that passed, or a frame of native code."""
@@ -310,21 +311,16 @@ class _Stream:
 
     def _is_source(self, text: str) -> bool:
         """Return whether a line is the source line of a frame, or marks a part of it."""
-        if self._raised is None or not self._raised.frames:
-            return _CARETS.match(text) is not None and self._raised is not None
+        if not self._has_frames:
+            return self._raised is not None and _CARETS.match(text) is not None
         indent = len(text) - len(text.lstrip(" \t|"))
         if self._is_code and indent >= self._indent and not (indent == self._indent and _RAISED.match(text)):
             self._is_code = indent > self._indent
             return True
         return bool(text.strip()) and (indent > self._indent or _CARETS.match(text) is not None)
 
-    def _raising(self, text: str) -> re.Match[str] | None:
-        if found := _RAISED.match(text) or _ASSERTED.match(text):
-            return found
-        return _ANY_RAISED.match(text) if self._raised is not None and self._raised.frames else None
-
-    def _close(self, index: int, line: Line, raised: re.Match[str]) -> Iterator[Event]:
-        """Yield the exception whose last line this is."""
+    def _close(self, index: int, line: Line, raised: re.Match[str]) -> Event:
+        """Return the exception whose last line this is."""
         event = self._raised or Event(EXCEPTION, line, index, index, "")
         type_ = raised["type"].rpartition(".")[2]
         event.line, event.index, event.text = line, index, line.text.strip()
@@ -340,7 +336,7 @@ class _Stream:
         self._raised, self._inner, self._in_dump = None, None, False
         self._before = self._last = event
         self._more = MORE_LINES
-        yield event
+        return event
 
     def _goes_on(self, text: str, line: Line) -> bool:
         """Return whether a line belongs to the message, or the dump, of the event before it."""

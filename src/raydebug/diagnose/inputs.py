@@ -81,7 +81,7 @@ def open_job(dashboard: Dashboard, job: str) -> Iterator[Log]:
     from raydebug.jobs.logs import DRIVER, find_sources
 
     # The driver repeats the errors of its workers, without their ranks: it is last.
-    for source in sorted(find_sources(dashboard, dashboard.job(job)), key=lambda one: one.role == DRIVER):
+    for source in sorted(find_sources(dashboard, dashboard.job(job)), key=lambda source: source.role == DRIVER):
         try:
             text = dashboard.log_text(source.node_id, source.name)
         except RaydebugError:
@@ -166,11 +166,11 @@ def _files_of(folder: Path, left_out: list[str]) -> Iterator[Path]:
 
     for at, folders, files in os.walk(folder, onerror=cannot_list):
         here = Path(at)
-        skipped = [one for one in folders if one.startswith(".")]
+        skipped = [name for name in folders if name.startswith(".")]
         if (here / _NEWEST).is_symlink():
             newest = (here / _NEWEST).readlink().name
-            skipped += [one for one in folders if one.startswith("session_") and one not in (_NEWEST, newest)]
-        left_out += [f"{here / one} (a folder)" for one in skipped]
+            skipped += [name for name in folders if name.startswith("session_") and name not in (_NEWEST, newest)]
+        left_out += [f"{here / name} (a folder)" for name in skipped]
         folders[:] = sorted(set(folders) - set(skipped))
         yield from (here / name for name in sorted(files))
 
@@ -189,19 +189,19 @@ def _open_run(word: str, cluster: str) -> Iterator[Log]:
     from raydebug.cluster.dashboard import Dashboard
     from raydebug.cluster.kinds import find_running
 
-    unknown, log = None, None
+    unknown, path = None, None
     try:
         run = load_run(word)
-        job, log = run.id, run.folder / LOG
+        job, path = run.id, run.folder / LOG
     except RaydebugError as error:  # a job that nobody has followed has no folder
         job, unknown = word, error
     has_any = False
     with contextlib.suppress(RaydebugError):
         running = find_running(cluster)
-        for one in open_job(Dashboard(running), job) if running is not None else ():
+        for log in open_job(Dashboard(running), job) if running is not None else ():
             has_any = True
-            yield one
+            yield log
     if not has_any and unknown is not None:
         raise unknown
-    if not has_any and log is not None:
-        yield str(log), open_log(log, pipes=False) if log.exists() else io.BytesIO()
+    if not has_any and path is not None:
+        yield str(path), open_log(path, pipes=False) if path.exists() else io.BytesIO()

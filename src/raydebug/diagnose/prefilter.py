@@ -17,13 +17,13 @@ _parse: Any = re._parser.parse  # type: ignore[attr-defined]  # CPython 3.11 to 
 
 def clauses(pattern: str) -> tuple[frozenset[str], ...]:
     """Return what is in every match of a pattern, in this order: of each set one text, in lower case."""
-    found = _of_sequence(_parse(pattern))
-    longest = sorted(range(len(found)), key=lambda one: -min(map(len, found[one])))[:MAX_CLAUSES]
-    return tuple(found[one] for one in sorted(longest))
+    sets = _of_sequence(_parse(pattern))
+    longest = sorted(range(len(sets)), key=lambda at: -min(map(len, sets[at])))[:MAX_CLAUSES]
+    return tuple(sets[at] for at in sorted(longest))
 
 
 def _of_sequence(items: Any) -> list[frozenset[str]]:
-    found: list[frozenset[str]] = []
+    sets: list[frozenset[str]] = []
     run = ""
     for operator, value in [*items, (None, None)]:
         name = str(operator)
@@ -31,22 +31,22 @@ def _of_sequence(items: Any) -> list[frozenset[str]]:
             run += chr(value).lower()
             continue
         if len(run.encode()) >= MIN_LITERAL:
-            found.append(frozenset((run,)))
+            sets.append(frozenset((run,)))
         run = ""
         if name == "SUBPATTERN":
-            found += _of_sequence(value[-1])
+            sets += _of_sequence(value[-1])
         elif name in ("MAX_REPEAT", "MIN_REPEAT") and value[0] >= 1:
-            found += _of_sequence(value[2])
+            sets += _of_sequence(value[2])
         elif name == "BRANCH":
-            found += _of_branches([_of_sequence(branch) for branch in value[1]])
-    return found
+            sets += _of_branches([_of_sequence(branch) for branch in value[1]])
+    return sets
 
 
 def _of_branches(branches: list[list[frozenset[str]]]) -> list[frozenset[str]]:
     """Return what is in a match whichever branch it takes: one text of the best clause of each."""
     if not all(branches):
         return []
-    best = [max(branch, key=lambda one: min(map(len, one))) for branch in branches]
+    best = [max(branch, key=lambda texts: min(map(len, texts))) for branch in branches]
     return [frozenset[str]().union(*best)]
 
 
@@ -94,7 +94,7 @@ class Prefilter:
         for literal in literals:
             for number, clause in self._of_literal[literal]:
                 met.setdefault(number, set()).add(clause)
-        return frozenset(number for number, found in met.items() if len(found) == len(self._clauses[number]))
+        return frozenset(number for number, clauses in met.items() if len(clauses) == len(self._clauses[number]))
 
     def of_one_line(self, numbers: Sequence[int]) -> Callable[[bytes], set[int]]:
         """Return what says which of these patterns may match a line of a text, and not only lines of it together."""
@@ -102,7 +102,7 @@ class Prefilter:
             b".*".join(b"(?:" + b"|".join(map(_escaped, sorted(texts))) + b")" for texts in self._clauses[number])
             for number in numbers
         )
-        return lambda text: {numbers[one] for one in within_line.Match(text) or ()}
+        return lambda text: {numbers[at] for at in within_line.Match(text) or ()}
 
 
 def _escaped(text: str) -> bytes:
@@ -116,11 +116,11 @@ def _search_set(patterns: Iterable[bytes]) -> Any:
     options.case_sensitive = False
     options.encoding = re2.Options.Encoding.LATIN1
     options.max_mem = SET_BYTES
-    found = re2.Set.SearchSet(options)
+    search_set = re2.Set.SearchSet(options)
     for pattern in patterns:
-        found.Add(pattern)
-    found.Compile()
-    return found
+        search_set.Add(pattern)
+    search_set.Compile()
+    return search_set
 
 
 def search(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:

@@ -101,7 +101,7 @@ def read_lines(lines: Iterable[str], source: str = "-", first: int = 1) -> Itera
 
 def read_line(text: str, source: str, number: int) -> list[Line]:
     """Return a line, or those that it holds as JSON."""
-    return [_clean(one[:MAX_LINE_CHARS], source, number) for one in texts_of_json(text) or (text,)]
+    return [_clean(part[:MAX_LINE_CHARS], source, number) for part in texts_of_json(text) or (text,)]
 
 
 def texts_of_json(text: str) -> list[str]:
@@ -112,9 +112,9 @@ def texts_of_json(text: str) -> list[str]:
         record = json.loads(text)
     except (ValueError, RecursionError):
         return []
-    said = [record[key] for key in _JSON_TEXTS if isinstance(record.get(key), str) and record[key].strip()]
+    texts = [record[key] for key in _JSON_TEXTS if isinstance(record.get(key), str) and record[key].strip()]
     level = next((record[key] for key in _JSON_LEVELS if isinstance(record.get(key), str)), "").upper()
-    lines = [line for one in said for line in one.splitlines() if line.strip()]
+    lines = [line for text in texts for line in text.splitlines() if line.strip()]
     if lines and re.fullmatch(_LEVEL, level):
         lines[0] = f"{level}:{lines[0]}"
     return lines
@@ -133,15 +133,15 @@ def _clean(text: str, source: str, number: int) -> Line:
     for _ in range(5):
         if _ANY_PREFIX.match(line.text) is None:
             break
-        found = next(match for prefix in _PREFIXES if (match := prefix.match(line.text)))
-        if found.end() == 0:
+        prefix = next(match for pattern in _PREFIXES if (match := pattern.match(line.text)))
+        if prefix.end() == 0:
             break
-        parts = found.groupdict()
+        parts = prefix.groupdict()
         line.process = parts.get("who") or (f"task {parts['task']}" if parts.get("task") else line.process)
         level = ECHO if parts.get("echo") else (parts.get("level") or "").upper()
         line.level = LEVELS.get(level, level) or line.level
         line.at = parts.get("at") or line.at
-        line.text = line.text[found.end() :]
+        line.text = line.text[prefix.end() :]
     if _SETTING.match(line.text):
         line.level = ECHO
     if "across cluster]" in line.text:

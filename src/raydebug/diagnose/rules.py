@@ -1,10 +1,10 @@
 """Rules: which mechanism an event of a log speaks of. They are data: one TOML file per area, in the folder `rules`.
 
-A rule has these keys; the fields of events are those of events.py:
+A rule has these keys; the fields of events are those of events.py. The table `default` of a file holds for its rules:
     class: name of the failure; several rules may have one.
     role: `cause` (explains the failure), `effect` (follows from a cause elsewhere), `symptom` (something has ended).
-    producer: who must have written the event; anybody unless given.
-    kind: of the event; an exception, a record, a mention, a fatal error, an exit or a scheduler's unless given.
+    producer: who must have written the event; `program` stands for all programs in Python, an empty list for anybody.
+    kind: of the event; any but progress unless given.
     type: pattern of an exception's class, of a signal, or of a scheduler's reason.
     message: patterns; one of them matches the message, with an exception's class before it; any unless given.
     not_message: patterns; none of them matches the message.
@@ -40,7 +40,7 @@ from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, TypeAlias
 
-from raydebug.diagnose.events import EXCEPTION, KINDS, LIBRARY, PROGRESS, Event, is_users
+from raydebug.diagnose.events import EXCEPTION, KINDS, LIBRARY, PROGRAMS, PROGRESS, Event, is_users
 from raydebug.diagnose.prefilter import Prefilter, search
 from raydebug.diagnose.scan import Stop, never
 from raydebug.diagnose.signs import BEGINNINGS, EXITED, FINISHED, PROGRESS_SIGNS, START
@@ -48,6 +48,7 @@ from raydebug.diagnose.signs import BEGINNINGS, EXITED, FINISHED, PROGRESS_SIGNS
 CAUSE, EFFECT, SYMPTOM = "cause", "effect", "symptom"
 ROLES = (SYMPTOM, EFFECT, CAUSE)
 STOP_EVENTS = 256  # after which it is asked whether to stop
+PROGRAMS_BY = {"program": PROGRAMS}
 PLACEHOLDERS = {"{users}": f"^(?!.*(?:{LIBRARY})).*$"}  # of the rules' patterns
 _PATTERN_KEYS = {"message", "not_message", "about", "not_about", "frame", "frames", "not_frame"}
 _WORD_KEYS = {"kind", "producer"}
@@ -76,7 +77,7 @@ class Rule:
     fix: str
     message: Patterns = ()
     role: str = CAUSE
-    producer: tuple[str, ...] = ()
+    producer: tuple[str, ...]
     kind: tuple[str, ...] = tuple(kind for kind in KINDS if kind != PROGRESS)
     type: re.Pattern[str] | None = None
     not_message: Patterns = ()
@@ -114,7 +115,8 @@ def load_rules() -> tuple[Rule, ...]:
     rules: list[Rule] = []
     for file in sorted(resources.files("raydebug.diagnose").joinpath("rules").iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml"):
-            rules += [_rule(row, file.name) for row in tomllib.loads(file.read_text(encoding="utf-8"))["rule"]]
+            document = tomllib.loads(file.read_text(encoding="utf-8"))
+            rules += [_rule(document["default"] | row, file.name) for row in document["rule"]]
     return tuple(rules)
 
 
@@ -126,6 +128,7 @@ def _rule(row: dict[str, Any], where: str) -> Rule:
             values[key] = tuple(
                 text if key in _WORD_KEYS else re.compile(PLACEHOLDERS.get(text, text)) for text in texts
             )
+        values["producer"] = tuple(name for word in values["producer"] for name in PROGRAMS_BY.get(word, (word,)))
         if "type" in values:
             values["type"] = re.compile(values["type"])
         values["apply"] = tuple(

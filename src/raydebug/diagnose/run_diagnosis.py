@@ -138,15 +138,16 @@ def failure_lines(first: Diagnosis, job: str) -> list[str]:
     return [scrubbed(line) for line in lines]
 
 
-def as_finding(one: Diagnosis) -> dict[str, str]:
+def as_finding(diagnosis: Diagnosis) -> dict[str, str]:
     """Return a diagnosis as the record of a run has it, without secrets: the report shows it."""
-    at = one.evidence[0]
+    at = diagnosis.evidence[0]
     finding = {
-        "code": one.name, "severity": "error", "what": one.title, "why": one.cause, "fix": one.fix,
+        "code": diagnosis.name, "severity": "error", "what": diagnosis.title, "why": diagnosis.cause,
+        "fix": diagnosis.fix,
         "evidence": f"{at.source}:{at.number}: {at.text.strip()[:EVIDENCE_CHARS]}",
     }  # fmt: skip
-    if one.command is not None:
-        finding["command"] = one.command
+    if diagnosis.command is not None:
+        finding["command"] = diagnosis.command
     return {key: scrubbed(text) for key, text in finding.items()}
 
 
@@ -198,10 +199,10 @@ def _show_stacks(path: Path) -> str:
 
 def _join_hang(answer: Answer, hang: Diagnosis) -> None:
     """Put a hang before what follows from one, such as a collective that timed out, and after what may cause one."""
-    found = answer.diagnoses
-    explains = found and (found[0].confidence == EXACT or found[0].name == USER_CODE)
-    found.insert(1 if explains else 0, hang)
-    found[0].effects = [one.name for one in found[1:]]
+    diagnoses = answer.diagnoses
+    explains = diagnoses and (diagnoses[0].confidence == EXACT or diagnoses[0].name == USER_CODE)
+    diagnoses.insert(1 if explains else 0, hang)
+    diagnoses[0].effects = [diagnosis.name for diagnosis in diagnoses[1:]]
     answer.status = FAILURE
 
 
@@ -214,7 +215,9 @@ def _find_crash(folder: Path, name: str, process: str) -> list[Related]:
     of_it = [
         number
         for number, same in enumerate(groups)
-        if any(ids & {("pid", one.summary.get("pid")), ("rank", one.summary.get("rank"))} for one in same)
+        if any(
+            ids & {("pid", snapshot.summary.get("pid")), ("rank", snapshot.summary.get("rank"))} for snapshot in same
+        )
     ]
     at = next(iter(of_it), 0)
     same = groups[at]

@@ -127,13 +127,13 @@ def _cut(part: bytes, wanted: Prefilter) -> bytes:
 def _of_interest(parts: Iterable[bytes], wanted: Prefilter) -> list[bytes]:
     """Return the parts that a pattern may match; a few of those that are alike."""
     seen: Counter[frozenset[int]] = Counter()
-    found = []
+    kept = []
     for part in parts:
         if ids := wanted.find(part).difference(wanted.marks):
             seen[ids] += 1
             if seen[ids] <= ALIKE:
-                found.append(part)
-    return found
+                kept.append(part)
+    return kept
 
 
 class _Log:
@@ -159,11 +159,11 @@ class _Log:
 
     def take(self, block: _Block) -> None:
         """Keep what a block has."""
-        found = self._wanted.find(block.text)
-        for mark in found & self._marks:
+        patterns = self._wanted.find(block.text)
+        for mark in patterns & self._marks:
             self._of_mark[mark].append(block)
-        self._last.update(dict.fromkeys(found & self._at_limit, block))
-        fresh = found - self._at_limit - self._marks
+        self._last.update(dict.fromkeys(patterns & self._at_limit, block))
+        fresh = patterns - self._at_limit - self._marks
         if self._within_line is not None and not self._across_lines.isdisjoint(fresh):
             fresh = (fresh - self._across_lines) | (fresh & self._within_line(block.text))
         if fresh:
@@ -176,21 +176,23 @@ class _Log:
         self._blocks += 1
         if self._blocks == self._next_review:
             self._next_review *= 2  # a new set is slow until it has seen a few MB
-            across = frozenset(one for one, count in self._without_match.items() if count >= OPENED_WITHOUT_MATCH)
+            across = frozenset(
+                pattern for pattern, count in self._without_match.items() if count >= OPENED_WITHOUT_MATCH
+            )
             if across != self._across_lines:
                 self._across_lines, self._within_line = across, self._wanted.of_one_line(sorted(across))
 
     def _take_lines(self, block: _Block, fresh: frozenset[int]) -> set[int]:
         """Keep the lines that some patterns may match, and those around them; return the patterns."""
         met: set[int] = set()
-        before = deque([row for one in self._behind for row in one.rows(self._wanted)], maxlen=AROUND)
+        before = deque([row for earlier in self._behind for row in earlier.rows(self._wanted)], maxlen=AROUND)
         for row in block.rows(self._wanted):
             if ids := fresh & self._wanted.find(row[2]):
                 met |= ids
                 self._keep_to = row[0] + AROUND
-                self.rows.update((one[0], one) for one in before)
+                self.rows.update((earlier[0], earlier) for earlier in before)
                 self._seen.update(ids)
-                self._at_limit.update(one for one in ids if self._seen[one] >= MAX_OF_PATTERN)
+                self._at_limit.update(pattern for pattern in ids if self._seen[pattern] >= MAX_OF_PATTERN)
             if row[0] <= self._keep_to:
                 self.rows[row[0]] = row
             before.append(row)
@@ -229,7 +231,7 @@ class _Log:
 def _texts(line: bytes) -> list[str]:
     """Return the texts of a line without their prefixes."""
     states = line.decode("utf-8", "replace").split("\r")
-    return [one.text for state in states for one in read_line(state, "", 0)]
+    return [line.text for state in states for line in read_line(state, "", 0)]
 
 
 def _chunks(file: BufferedIOBase, kept: Kept, stop: Stop) -> Iterator[bytes]:
