@@ -107,7 +107,9 @@ class _Run:
         evidence += [
             hit.event
             for hit in told
-            if not hit.rule.info and hit.event.kind != EXCEPTION and (hit.rule.role != SYMPTOM or _is_fact(hit.event))
+            if not hit.rule.info
+            and hit.event.kind != EXCEPTION
+            and (hit.rule.role != SYMPTOM or hit.event.kind != RECORD or hit.event.producer in (*FACTS, "engine"))
         ]
         self.failures = [event for event in opened if event.kind == FATAL or event in self.course.ended]
         self.failures += [event for event in self.raised if event.type not in FOLLOWERS]
@@ -152,12 +154,15 @@ class _Run:
     def _beats(self, hit: Hit, own: Event) -> bool:
         """Return whether what a rule explains comes before an error that none does."""
         event = hit.event
-        if _is_quiet(hit) or self.course.went_on(event) or self._is_late(hit) or (event.is_warning and own.frames):
+        if _is_quiet(hit) or self._is_past(event) or self._is_late(hit) or (event.is_warning and own.frames):
             return False
         is_users_own = bool(own.frames) and is_users(own.frames[-1][0])
         if hit.rule.role != CAUSE:
             return not is_users_own and hit.rule.fatal and _is_fact(event) and event.index < own.first
         return not is_users_own or (hit.rule.fatal and (_is_fact(event) or not is_uncaught(own)))
+
+    def _is_past(self, event: Event) -> bool:
+        return self.course.went_on(event) or self.course.is_handled(event)
 
     def _is_late(self, hit: Hit) -> bool:
         """Return whether a hit is the end that a launcher tells of, and something had failed before it."""
@@ -173,17 +178,10 @@ class _Run:
             return False
         if hit.rule.fatal and not hit.rule.info and not event.is_warning:
             return self.has_failed and not course.process_went_on(event)
-        if course.went_on(event):
-            return False
-        if hit.rule.info:
-            return True
-        if _is_quiet(hit) or hit.rule.role != CAUSE:
-            return self.has_failed
-        return (
-            self.has_failed
-            or event.level in LOUD
-            or (hit.rule.fatal and plain.get(event.line.source, -1) < event.index)
-        )
+        if course.went_on(event) or hit.rule.info or self.has_failed:
+            return not course.went_on(event)
+        is_cause = hit.rule.role == CAUSE and not _is_quiet(hit) and (hit.rule.fatal or event.level in LOUD)
+        return is_cause and plain.get(event.line.source, -1) < event.index
 
     def _plain_events(self) -> dict[str, int]:
         """Return the last event of each log that neither warns nor is explained: after a warning it went on."""
@@ -210,7 +208,7 @@ class _Run:
         exact = rule.rank if hit.direct else rule.rank - REST_RANKS
         is_first = rule.role == SYMPTOM and event.index < began.get(event.line.source, 0)
         return (
-            not self.course.went_on(event),
+            not self._is_past(event),
             not _is_quiet(hit),
             rule.fatal or rule.rank >= EXACT_RANK,
             not self._is_late(hit),
@@ -237,7 +235,7 @@ class _Run:
         process = _process_of(hit)
         # The match leaves no other cause: it is one, and a fact of who must know it.
         is_sure = rule.rank >= EXACT_RANK and rule.role == CAUSE and rule.fatal and _is_fact(event)
-        is_sure = is_sure and not event.is_warning and not self.course.went_on(event)
+        is_sure = is_sure and not event.is_warning and not self._is_past(event)
         diagnosis = Diagnosis(
             rule.name, EXACT if is_sure else LIKELY, fill(rule.title), cause, fill(rule.fix), [event.line],
             process=process, error=error_of(lines, event, rule.name, process),

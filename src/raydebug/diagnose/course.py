@@ -109,7 +109,8 @@ class Course:
     def is_handled(self, event: Event) -> bool:
         """Return whether a program only reports an exception: a thread or callback ends with it, or more is told."""
         tells = event.is_loose or self._is_after(event.index, "told", event.line.source, event.line.process)
-        return event.kind == EXCEPTION and (TEARDOWN.search(event.intro) is not None or (event.is_reported and tells))
+        is_reported = event.is_reported and not event.level and tells
+        return event.kind == EXCEPTION and (TEARDOWN.search(event.intro) is not None or is_reported)
 
     def went_on(self, event: Event) -> bool:
         """Return whether the run, or the process of an event, made progress or ended well after it."""
