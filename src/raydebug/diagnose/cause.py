@@ -14,6 +14,7 @@ from raydebug.diagnose.events import (
     EXIT,
     FATAL,
     MENTION,
+    PROGRAMS,
     PROGRESS,
     RECORD,
     Event,
@@ -109,6 +110,7 @@ class _Run:
             for hit in told
             if not hit.rule.info
             and hit.event.kind != EXCEPTION
+            and not (hit.event.producer in PROGRAMS and self.course.tells_on(hit.event))
             and (hit.rule.role != SYMPTOM or hit.event.kind != RECORD or hit.event.producer in (*FACTS, "engine"))
         ]
         self.failures = [event for event in opened if event.kind == FATAL or event in self.course.ended]

@@ -13,6 +13,7 @@ from raydebug.diagnose.signs import signs_of
 
 SHOWN_CHARS = 120
 SHOWN_LOGS = 3
+EXPLAINING_LINES = 4  # that may follow what a program says of its error
 LATE_STEPS = 2  # of other processes, that Ray may print after the end of the driver: it holds repeated lines for 5 s
 
 # What stands before an exception that is only reported: cpython 3.11 threading.py, atexit, asyncio, multiprocessing.
@@ -58,6 +59,7 @@ class Course:
             is_told = event.kind == RECORD and event.producer in PROGRAMS and event.level in ("", "INFO")
             if is_told and not _NOISE.search(event.text):
                 self._at["told", event.line.source, event.line.process].append(event.index)
+                self._at["told", event.line.source].append(event.index)
         self.ended = {event for event in events if self._is_end(event)}
         for event in events:
             if event.kind in (EXIT, FATAL) or event in self.ended:
@@ -123,6 +125,11 @@ class Course:
         stop = next(iter(stops[bisect_right(stops, index) :]), index)
         late = self._steps_after(source, stop)
         return self._steps_after(source, index) > (late if stop > index and late <= LATE_STEPS else 0)
+
+    def tells_on(self, event: Event) -> bool:
+        """Return whether the programs of a log tell of more than an error's own explanation after an event."""
+        told = self._at["told", event.line.source]
+        return len(told) - bisect_right(told, event.index) > EXPLAINING_LINES
 
     def process_went_on(self, event: Event) -> bool:
         """Return whether the process of an event made progress after it."""
