@@ -150,7 +150,8 @@ class _Run:
         travelled = [event for event in users if event.type == self._travelled]
         with_frames = [event for event in errors if event.frames]
         first = next(iter(travelled or users or with_frames or errors), None)
-        outer = next((event for event in errors if event.inner is first), None) if first is not None else None
+        chain = (event for event in errors if event.inner is first and not event.is_wrapper)
+        outer = next(chain, None) if first is not None else None
         return outer or first
 
     def _beats(self, hit: Hit, own: Event) -> bool:

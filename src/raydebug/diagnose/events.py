@@ -51,7 +51,7 @@ _RAY_TASK = re.compile(
 _RAISED = re.compile(
     _DECORATION + r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Expired|Refused|Timeout"
     r"|Failure|NotFound|Unavailable|Denied|Full|Missing|Iteration|Warning)\b|Exception|Empty"
-    r"|(?:[a-z_]+\.)+(?:error|gaierror))(?:\([\w.]+\))?(?::\s?(?P<text>.*))?$"
+    r"|(?:[a-z_]+\.)+(?:error|gaierror))(?:\((?P<carried>[\w.]+)\))?(?::\s?(?P<text>.*))?$"
 )
 # After its frames an exception may have any name: `mylib.errors.RewardMismatch: gold is missing`, `_queue.Empty`.
 _ANY_RAISED = re.compile(
@@ -60,9 +60,6 @@ _ANY_RAISED = re.compile(
 )
 _ASSERTED = re.compile(r"^E\s+(?P<type>assert) (?P<text>.*)$")  # pytest
 _NAMED = re.compile(r"\b(?P<type>(?:[a-z_]\w*\.){0,10}[A-Z]\w*(?:Error|Exception))(?:\([\w.]+\))?: (?P<text>\S.*)$")
-_CHAINED = re.compile(
-    r"(?:During handling of|(?P<cause>The) above exception, another|above exception was the direct cause)"
-)
 _CARETS = re.compile(r"^[\s|]*[~^]+[\s~^]*$|^\s*\[Previous line repeated|^\s*\.\.\.(?:<|\s*$)")
 # CPython Modules/faulthandler.c; abseil failure_signal_handler.cc, which Ray installs in its workers.
 _FATAL = re.compile(
@@ -119,6 +116,7 @@ class Event:
     task: str = ""  # the process that raised it, where another one tells
     carried: str = ""  # the exception's class that Ray hands on with it
     inner: Event | None = None  # that it was raised over
+    is_wrapper: bool = False  # it was raised from that one, on purpose
     signs: frozenset[str] = frozenset()
     producer: str = ""
     level: str = ""  # of its logger
@@ -194,6 +192,7 @@ class _Stream:
         self._sample_lines = 0
         self._in_passed = False
         self._inner: Event | None = None  # of the next exception
+        self._is_from = False
         self._held: tuple[int, Line] | None = None  # behind a warning: the next line tells whether it is of it
         self._previous: tuple[int, str] = -INTRO_LINES, ""  # the line before, and this one
         self._this = self._previous
@@ -228,8 +227,8 @@ class _Stream:
             raised := _RAISED.match(text) or _ASSERTED.match(text) or (self._has_frames and _ANY_RAISED.match(text))
         ) and not raised["type"].endswith("Warning"):
             yield self._close(index, line, raised)
-        elif "above exception" in text and _CHAINED.search(text):
-            self._inner, self._last = self._before, None
+        elif "above exception" in text:  # "During handling of ...", "... was the direct cause of"
+            self._inner, self._is_from, self._last = self._before, "direct cause" in text, None
         elif before is not None and index == before.index + 1 and _PYTHON_WARNING.search(before.text):
             self._held = None if text[:1].isspace() else (index, line)  # it may be of the warning
         elif not self._goes_on(text, line):
@@ -327,12 +326,8 @@ class _Stream:
         event.type = "AssertionError" if type_ == "assert" else type_
         event.message, event.inner, event.level = raised["text"] or "", self._inner, line.level
         event.signs, event.producer = signs_of(line.text), producer_of(line, "")
-        if (
-            type_ == "RayTaskError"
-            and not event.carried
-            and (carried := re.search(r"RayTaskError\((\w+)\)", line.text))
-        ):
-            event.carried = carried[1]
+        event.carried = event.carried or raised.groupdict().get("carried") or ""
+        event.is_wrapper = self._inner is not None and self._is_from
         self._raised, self._inner, self._in_dump = None, None, False
         self._before = self._last = event
         self._more = MORE_LINES
@@ -373,10 +368,10 @@ class _Stream:
             event.kind = EXIT
         elif event.producer in ("slurm", "kubernetes", "docker"):
             event.kind = SCHEDULER
-        elif event.signs & {"step", "work"}:
-            event.kind = PROGRESS
         elif ("Error: " in text or "Exception: " in text) and (named := _NAMED.search(text)):
             event.kind, event.type, event.message = MENTION, named["type"].rpartition(".")[2], named["text"]
+        elif event.signs & {"step", "work"}:
+            event.kind = PROGRESS
         elif _PYTHON_WARNING.search(text):
             event.level = line.level or "WARNING"
         if event.kind != FATAL:
