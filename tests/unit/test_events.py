@@ -67,7 +67,10 @@ def test_a_chain() -> None:
 def test_a_crash() -> None:
     """A fatal error has the frames of its dump, the innermost last."""
     crash = "*** SIGSEGV received at time=1 on cpu 6 ***\nFatal Python error: Segmentation fault\n\n"
-    stack = 'Stack (most recent call first):\n  File "/w/b.py", line 4 in g\n  File "/w/a.py", line 3 in f\n'
+    stack = 'Thread 0x1 (most recent call first):\n  File "/w/c.py", line 5 in wait\n\n'
+    stack += (
+        'Current thread 0x2 (most recent call first):\n  File "/w/b.py", line 4 in g\n  File "/w/a.py", line 3 in f\n'
+    )
     abseil, python = events(crash + stack)
     assert abseil.frames == python.frames == [("/w/a.py", 3, "f"), ("/w/b.py", 4, "g")]
 

@@ -150,6 +150,8 @@ class _Run:
         travelled = [event for event in users if event.type == self._travelled]
         with_frames = [event for event in errors if event.frames]
         first = next(iter(travelled or users or with_frames or errors), None)
+        while first is not None and first.is_wrapper and first.inner in errors:
+            first = first.inner
         chain = (event for event in errors if event.inner is first and not event.is_wrapper)
         outer = next(chain, None) if first is not None else None
         return outer or first

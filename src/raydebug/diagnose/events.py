@@ -67,7 +67,9 @@ _FATAL = re.compile(
     r"|\bCheck failed: |^terminate called|[Uu]ncaught exception of C"
 )
 _DUMP = re.compile(r"\(most recent call first\)|^Timeout \(\d|^Extension modules: |^\*\*\* StackTrace Information")
-_NATIVE = re.compile(r"^\s*(?:frame #\d+: |@ +0x|PC: @|#\d+ +0x|\[0x[0-9a-f]+\]|/\S+\(\S*\) ?\[0x|<unknown function>)")
+_NATIVE = re.compile(
+    r"^(?:logging\.cc:\d+: )?\s*(?:frame #\d+: |@ +0x|@ \.\.\. and|PC: @|#\d+ +0x|\[0x[0-9a-f]+\]|/\S+\(\S*\) ?\[0x)"
+)
 _SAMPLE = re.compile(
     r"^\W{0,3}\[(?:prompt|response|completion|ground_truth|sample|question|answer|output)s?\]"
     r"|^\W{0,3}<(?P<tag>tool_response|tool_call|think|answer|code|output|information)>(?!.*</(?P=tag)>)|^(?P<fence>```)\w*$"
@@ -336,9 +338,10 @@ class _Stream:
     def _goes_on(self, text: str, line: Line) -> bool:
         """Return whether a line belongs to the message, or the dump, of the event before it."""
         if _DUMP.search(text):
-            self._in_dump = self._last is None or self._last.kind != FATAL or not self._last.frames
-            if self._last is not None and self._last.kind != FATAL:
-                self._last = None
+            self._last = self._last if self._last is not None and self._last.kind == FATAL else None
+            if self._last is not None and text.startswith("Current thread"):  # others may come before it
+                self._last.frames.clear()
+            self._in_dump = self._last is not None and not self._last.frames
             return True
         if self._last is None or self._last.kind == FATAL or not self._more:
             return False
