@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 from raydebug.diagnose.read import ECHO, Line
@@ -231,7 +231,12 @@ class _Stream:
             yield self._close(index, line, raised)
         elif "above exception" in text:  # "During handling of ...", "... was the direct cause of"
             self._inner, self._is_from, self._last = self._before, "direct cause" in text, None
-        elif before is not None and index == before.index + 1 and _PYTHON_WARNING.search(before.text):
+        elif (
+            before is not None
+            and index == before.index + 1
+            and "Warning: " in before.text
+            and _PYTHON_WARNING.search(before.text)
+        ):
             self._held = None if text[:1].isspace() else (index, line)  # it may be of the warning
         elif not self._goes_on(text, line):
             yield self._plain(index, line)
@@ -375,7 +380,7 @@ class _Stream:
             event.kind, event.type, event.message = MENTION, named["type"].rpartition(".")[2], named["text"]
         elif event.signs & {"step", "work"}:
             event.kind = PROGRESS
-        elif _PYTHON_WARNING.search(text):
+        elif "Warning: " in text and _PYTHON_WARNING.search(text):
             event.level = line.level or "WARNING"
         if event.kind != FATAL:
             self._last = None
@@ -392,5 +397,6 @@ def producer_of(line: Line, text: str) -> str:
     return "engine" if _ENGINE.search(line.process) else "ray" if _RAYS.match(line.process) else "worker"
 
 
+@lru_cache(100_000)  # lines repeat, and are asked for twice
 def _producer(text: str) -> str:
     return next((name for name, pattern in _WHO if pattern.search(text)), "")

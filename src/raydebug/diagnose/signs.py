@@ -120,7 +120,7 @@ def _signs() -> tuple[Prefilter, tuple[tuple[str, re.Pattern[str]], ...]]:
     return Prefilter([pattern.pattern for _, pattern in signs]), signs
 
 
-@lru_cache(10_000)  # lines repeat
+@lru_cache(100_000)  # lines repeat, and are asked for twice
 def signs_of(text: str) -> frozenset[str]:
     """Return what a line is a sign of: `step`, `work`, `start`, `end`, `exit`."""
     prefilter, signs = _signs()
