@@ -20,6 +20,7 @@ from raydebug.gateway.control import Control
 from raydebug.gateway.pause_lifecycle import resume
 from raydebug.protocol import messages
 from raydebug.protocol.listings import ListedProcess
+from raydebug.protocol.names import pid_option
 from raydebug.protocol.questions import PAUSE, WITHDRAW, PauseBody
 
 FIRST_REPORT_AFTER_S, NEXT_REPORT_AFTER_S = 1.5, 5.0
@@ -45,7 +46,7 @@ class PauseRequests:
         When cancelled, it withdraws the request; a thread that pauses nevertheless is resumed at once.
 
         Args:
-            target: `pid:PID`, `pid:PID@IP` or `worker:ID` (a prefix of the id is enough).
+            target: `pid:PID`, `pid:PID@IP`, `worker:ID` (a prefix of the id is enough) or `instance:ID`.
             requester: who requests it (`logs.name_client`), for the log and for other requesters.
             say: called with the location of the process while it does not pause.
             steal: return also a pause that another client holds.
@@ -191,4 +192,5 @@ async def _refusal(channel: ControlChannel, request: str) -> Refused:
 
 
 def _option(about: ListedProcess) -> str:
-    return f"--worker {str(about['worker_id'])[:12]}" if about["worker_id"] else f"--pid {about['pid']}@{about['ip']}"
+    is_worker = about["worker_id"] and not about["child_of"]  # a child has its worker's id too
+    return f"--worker {str(about['worker_id'])[:12]}" if is_worker else f"--pid {pid_option(about)}"
