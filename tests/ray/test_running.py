@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from raydebug.client.gateway_client import fetch_processes
 from raydebug.cluster.state import Cluster
 from runs import RAYDEBUG, Run, raydebug, three_lines, wait_for
 
@@ -83,7 +84,15 @@ def test_attach_to_a_process_that_works(run, cluster, dashboard, how, who, threa
 @pytest.mark.timeout(120)
 def test_ray_get_is_told(run, cluster):
     """A driver that waits in ray.get does not stop; `attach` prints its line, and after --timeout exits with 124."""
-    job, process = at_work(run, cluster, "sleep", "driver", "8", line="ray.get(")
+    job, process = at_work(run, cluster, "sleep", "driver", "20", line="ray.get(")
+    looks: list[object] = []
+
+    def waits() -> bool:  # on a busy machine ray.get imports for seconds before it waits
+        time.sleep(0.5)
+        looks.extend(each["doing"] for each in fetch_processes(cluster) if each["pid"] == process["pid"])
+        return len(looks) > 2 and looks[-1] == looks[-2] == looks[-3]
+
+    wait_for(waits, "the wait", 15, job)
     done = raydebug("attach", "--pid", str(process["pid"]), "--name", cluster.name, "--timeout", "3", "-x", "w")
     assert three_lines(done, 124) == f"error: pid:{process['pid']} did not stop within 3 s"
     assert f"pid {process['pid']}: its MainThread is at working.py:" in done.stderr
