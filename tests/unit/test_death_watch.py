@@ -133,12 +133,15 @@ def test_a_certificate_is_withdrawn(watched: Any) -> None:
     assert watch.certificates == {}
 
 
-@pytest.mark.parametrize(("end_time_ms", "kind"), [(1000, "sigkill"), (0, "sigkill"), (None, "ray-oom")])
-def test_a_row_of_another_process_with_its_id(watched: Any, end_time_ms: int | None, kind: str) -> None:
-    """A process whose id in Ray is not known has the row of a worker with its process id that ended when it did."""
+@pytest.mark.parametrize(
+    ("end_time_ms", "ip", "kind"),
+    [(1000, "n", "sigkill"), (0, "n", "sigkill"), (None, "n", "ray-oom"), (None, "another", "sigkill")],
+)
+def test_a_row_of_another_process_with_its_id(watched: Any, end_time_ms: int | None, ip: str, kind: str) -> None:
+    """A process whose id in Ray is not known has the row of a worker of its node, with its pid, that ended when it did."""
     watch, ended = watched
     ended[0] |= {"worker_id": None, "status": 9}
-    row = {"exit_type": "NODE_OUT_OF_MEMORY", "node_id": "n", "worker_id": "w1"}
+    row = {"exit_type": "NODE_OUT_OF_MEMORY", "node_id": "n", "ip": ip, "worker_id": "w1"}
     row["end_time_ms"] = int(ended[0]["at"] * 1000) if end_time_ms is None else end_time_ms  # type: ignore[assignment]
     assert [one.kind for one in watch.take(Rows(workers=row))] == [kind]
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -45,10 +45,7 @@ def ask_for_locals(thread: threading.Thread) -> None:
 
 
 def ask_a_sleeping_loop(thread: threading.Thread) -> None:
-    (frames,) = [stacks.callers(look_at(thread))]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("raydebug.worker.thread_waits._SLEEPS", SimpleNamespace(search=lambda _: True))
-        stacks.note_waits({"name": "t"}, frames, thread)  # type: ignore[typeddict-item]
+    stacks.note_waits({"name": "t", "in_call": "sleep"}, [*stacks.callers(look_at(thread))], thread)
 
 
 each_look = pytest.mark.parametrize(
