@@ -138,7 +138,7 @@ def test_a_certificate_is_withdrawn(watched: Any) -> None:
     [(1000, "n", "sigkill"), (0, "n", "sigkill"), (None, "n", "ray-oom"), (None, "another", "sigkill")],
 )
 def test_a_row_of_another_process_with_its_id(watched: Any, end_time_ms: int | None, ip: str, kind: str) -> None:
-    """A process whose id in Ray is unknown has the row of a worker of its node, with its pid, that ended when it did."""
+    """A process whose id in Ray is unknown has the row of a worker of its node with its pid that ended when it did."""
     watch, ended = watched
     ended[0] |= {"worker_id": None, "status": 9}
     row = {"exit_type": "NODE_OUT_OF_MEMORY", "node_id": "n", "ip": ip, "worker_id": "w1"}
