@@ -20,7 +20,6 @@ from raydebug.gateway.control import Control
 from raydebug.gateway.pause_lifecycle import resume
 from raydebug.protocol import messages
 from raydebug.protocol.listings import ListedProcess
-from raydebug.protocol.names import pid_option
 from raydebug.protocol.questions import PAUSE, WITHDRAW, PauseBody
 
 FIRST_REPORT_AFTER_S, NEXT_REPORT_AFTER_S = 1.5, 5.0
@@ -193,4 +192,4 @@ async def _refusal(channel: ControlChannel, request: str) -> Refused:
 
 def _option(about: ListedProcess) -> str:
     is_worker = about["worker_id"] and not about["child_of"]  # a child has its worker's id too
-    return f"--worker {str(about['worker_id'])[:12]}" if is_worker else f"--pid {pid_option(about)}"
+    return f"--worker {str(about['worker_id'])[:12]}" if is_worker else f"--pid {about['pid']}@{about['ip']}"
