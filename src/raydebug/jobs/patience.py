@@ -7,7 +7,7 @@ import time
 from raydebug import render
 from raydebug.errors import Exit, RaydebugError
 
-SAID_AFTER_S, GIVEN_UP_AFTER_S = 3.0, 600.0  # a head that is moved, a VPN that reconnects
+SAID_AFTER_S, GIVEN_UP_AFTER_S = 3.0, 50.0  # a VPN that reconnects; a cluster that has ended is not told from it yet
 REFUSALS = ("gateway.refused", "auth.wrong-token", "ray.unknown", "cluster.port-of-another")  # which no patience helps
 
 
@@ -43,7 +43,7 @@ class Patience:
         away_s = now - self._away_since
         if away_s > GIVEN_UP_AFTER_S:
             raise RaydebugError(
-                f"{self._who} has not answered for {GIVEN_UP_AFTER_S / 60:.0f} minutes", cause=error.cause,
+                f"{self._who} has not answered for {GIVEN_UP_AFTER_S:.0f} s", cause=error.cause,
                 fix=self._goes_on, code="cluster.away", exit_code=Exit.SESSION_LOST,
             ) from error  # fmt: skip
         if away_s > SAID_AFTER_S and not self._is_said:
