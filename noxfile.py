@@ -158,8 +158,8 @@ def ray(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """What `tests` leaves out: the rest of tests/ray, and unit tests marked `slow` (a quarter of an hour)."""
     use(session, "core")
-    there = [option for test in CASE_TABLE for option in ("--deselect", test)]
-    run_pytest(session, "tests/ray", *there, workers=WORKERS)
+    without = [option for test in CASE_TABLE for option in ("--deselect", test)]  # `tests` runs these
+    run_pytest(session, "tests/ray", *without, workers=WORKERS)
     run_pytest(session, "tests/unit", workers=WORKERS, marked="slow")
 
 

@@ -133,8 +133,8 @@ def test_all_verbs_are_there_where_none_is_named(arguments):
         (["run"], "there is no command to run"),
         (["run", "--gpus", "-1", "--", "x"], "Invalid value for '--gpus': -1 is not in the range x>=0"),
         (["up", "--gpus", "-1"], "Invalid value for '--gpus': -1 is not in the range x>=0"),
-        (["job", "wait", "--timeout", "nan"], "Invalid value for '--timeout': nan is no number of seconds"),
-        (["run", "--hang-after", "inf", "--", "x"], "Invalid value for '--hang-after': inf is no number of seconds"),
+        (["job", "wait", "--timeout", "nan"], "Invalid value for '--timeout': nan is not a number of seconds"),
+        (["run", "--hang-after", "inf", "--", "x"], "Invalid value for '--hang-after': inf is not a number of seconds"),
         (["up", "--cluster", "moon"], "there is no kind of cluster 'moon'"),
         (
             ["up", "--cluster", "local", "--workers", "0", "--flavour", "cpu"],

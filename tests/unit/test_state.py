@@ -246,7 +246,7 @@ def test_a_cluster_that_is_still_starting(monkeypatch, phase):
 def test_a_limit_that_is_no_number(monkeypatch, value):
     """A time limit of pauses that the gateway could not read is refused before anything starts."""
     monkeypatch.setenv("PAUSE_LIMIT_S", value)
-    with pytest.raises(UsageError, match=f"PAUSE_LIMIT_S={value} is no number of seconds"):
+    with pytest.raises(UsageError, match=f"PAUSE_LIMIT_S={value} is not a number of seconds"):
         local._plan(UpOptions(name="mine"), "", None)
 
 

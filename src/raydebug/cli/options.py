@@ -18,10 +18,10 @@ def finite(seconds: float | None) -> float | None:
     """Check the value of an option: click takes `nan` and `inf` for numbers of any range.
 
     Raises:
-        typer.BadParameter: it is no number of seconds.
+        typer.BadParameter: it is not a number of seconds.
     """
     if seconds is not None and not math.isfinite(seconds):
-        raise typer.BadParameter(f"{seconds} is no number of seconds")
+        raise typer.BadParameter(f"{seconds} is not a number of seconds")
     return seconds
 
 

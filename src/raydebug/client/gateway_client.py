@@ -214,15 +214,15 @@ def fetch_stacks(
     Raises:
         RaydebugError: the gateway does not answer, or refuses the token.
     """
-    found: list[ListedStacks] = []
+    stacks: list[ListedStacks] = []
     for part in _parts(only):
         question = {"job": job, "only": part, "timeout_s": timeout_s, "digests": True}
         answer = request(cluster, "POST", "/stacks", question, PROCESSES_TIMEOUT_S + timeout_s)
         processes: list[ListedStacks] = answer["processes"]
         for process in processes:
             process["threads"] = [with_frames(thread, answer["frames"]) for thread in process["threads"]]
-        found += processes
-    return found
+        stacks += processes
+    return stacks
 
 
 def fetch_snapshots(cluster: Cluster, job: str) -> list[SnapshotSummary]:

@@ -155,7 +155,7 @@ def refuse_no_number(name: str, value: str) -> None:
         if not value or (math.isfinite(float(value)) and float(value) >= 0):
             return
     raise UsageError(
-        f"{name}={value} is no number of seconds", cause="the shell has set it so",
+        f"{name}={value} is not a number of seconds", cause="the shell has set it so",
         fix=f"unset it, or give seconds, such as {name}=3600; 0: never", code="up.no-number",
     )  # fmt: skip
 

@@ -40,9 +40,8 @@ class Ended:
     def __init__(self, peers: Callable[[str], Sequence[ControlChannel]]) -> None:
         self._peers = peers  # the channels of the processes in a namespace
         self._by_job: dict[str, deque[EndedProcess]] = {}
-        self._numbers = itertools.count(
-            time.time_ns() // 1000
-        )  # higher than those of a gateway before: no job ends a million a second
+        # Microseconds: higher than the numbers of a gateway before, as no cluster ends a million processes a second.
+        self._numbers = itertools.count(time.time_ns() // 1000)
         self._here = node_facts.namespace()
         self._handles: dict[ControlChannel, int] = {}
         self._raylets: dict[int, int] = {}  # pidfds, by process id

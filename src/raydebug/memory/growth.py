@@ -67,9 +67,9 @@ def find_growth(looks: Sequence[Look]) -> list[Growth]:
             sizes = [whole - own for whole, own in zip(known, left, strict=False)]
             grown = [("", "", "", 0, sizes[-1] - sizes[0])] if _is_even(sizes, at, LEAST_UNSEEN) else []
         length, per = at[-1] - at[0], "step" if by_steps else "second"
-        of = (process["pid"], process["ip"], name_process(process))
+        about = (process["pid"], process["ip"], name_process(process))
         found += [
-            Growth(*of, holder, kind, what, count / length, more / length, per)
+            Growth(*about, holder, kind, what, count / length, more / length, per)
             for holder, kind, what, count, more in grown
         ]
     return sorted(found, key=lambda growth: (not growth.kind, -growth.bytes))
