@@ -58,7 +58,7 @@ MODULES_MOST = {  # a few more than when this was written: files may be split
     "paused --help": 11,
     "report --list": 19,
     "paused": 34,
-    "attach": 61,
+    "attach": 59,
     "stacks": 55,
     "diagnose FILE": 50,
     "check env --fresh": 66,

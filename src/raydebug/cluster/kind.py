@@ -11,7 +11,6 @@ from typing import Any, TypedDict
 
 from raydebug import render
 from raydebug.cluster.dashboard import GCS_TIMEOUT_S, Dashboard, why_no_gcs
-from raydebug.cluster.growing_log import GrowingLog
 from raydebug.cluster.runner import LocalRunner, Runner
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError, UsageError
@@ -162,6 +161,8 @@ class Kind:
 
 def print_logs(logs: Mapping[str, Path], service: str | None, is_last: Callable[[], bool]) -> int:
     """Print log files, or that of one service, until they are read for the last time."""
+    from raydebug.cluster.growing_log import GrowingLog
+
     growing = [(part, GrowingLog(path)) for part, path in logs.items() if service in (None, part)]
     while True:
         to_end = is_last()

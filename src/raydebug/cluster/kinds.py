@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from raydebug import render
-from raydebug.cluster import audit_log, rendezvous, state
+from raydebug.cluster import rendezvous, state
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.kind import FOLLOW_EVERY_S, Kind, ListedNode, node_row, print_logs, slow
 from raydebug.cluster.rendezvous import NodeState
@@ -318,6 +318,8 @@ class NodesKind(JoinedKind):
         return print_logs(logs, service, lambda: not follow or not self.is_alive())
 
     def keep_audit_lines(self) -> None:
+        from raydebug.cluster import audit_log
+
         with contextlib.suppress(OSError):
             log = (self._folder / "gateway.log").read_text(encoding="utf-8", errors="replace")
             audit_log.keep(self.cluster.name, log.splitlines())
