@@ -164,7 +164,7 @@ def test_ctrl_c_during_up_leaves_nothing(private_state, phase, after_s):
             local.take_down(left)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(60)
 def test_two_ups_at_once(private_state):
     """F45: of two simultaneous `up` of one name, one works and the other reports that."""
     argv = [str(Path(sys.executable).parent / "raydebug"), *UP, "twice"]

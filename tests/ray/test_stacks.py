@@ -157,12 +157,12 @@ def test_hang_is_paused(run) -> None:
 @pytest.mark.timeout(120)
 def test_slow_or_paused_job_does_not_hang(run) -> None:
     """A job whose calls return does not hang, nor does one that is paused, however short the limit."""
-    slow: Run = run("--hang-after", "15", "--on-hang", "stop", "--", "python", "hangs/planted.py", "tasks")
+    slow: Run = run("--hang-after", "6", "--on-hang", "stop", "--", "python", "hangs/planted.py", "tasks")
     wait_for(lambda: "begins" in slow.text, "the program", 60, slow)
-    paused: Run = run("--hang-after", "15", "--on-hang", "stop", "--break", "hangs/planted.py:Actor.nap",
+    paused: Run = run("--hang-after", "6", "--on-hang", "stop", "--break", "hangs/planted.py:Actor.nap",
                       "--", "python", "hangs/planted.py", "sleep")  # fmt: skip
     paused.pauses(1)
-    time.sleep(25)
+    time.sleep(16)
     assert slow.process.poll() is None, slow.text
     assert paused.process.poll() is None, paused.text
     assert " hangs: " not in slow.text + paused.text
