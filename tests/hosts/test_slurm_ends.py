@@ -107,7 +107,7 @@ def test_a_job_that_waits(world: World):
         started = world.start(LOGIN, argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         lines = iter(started.stdout or ())
         wait_for(lambda: "no head has written" in next(lines), "what it waits for")
-        world.send_to(LOGIN, lambda words: words[1:3] == argv[1:3], signal.SIGINT)
+        world.send_to(LOGIN, lambda words: words[2:4] == argv[1:3], signal.SIGINT)  # an interpreter and its script
         started.communicate(timeout=30)
         assert started.returncode == 130
         assert world.login(["squeue", "-h", "-o", "%T"]).stdout == "PENDING\n"
