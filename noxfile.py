@@ -156,7 +156,7 @@ def ray(session: nox.Session) -> None:
 
 @nox.session
 def slow(session: nox.Session) -> None:
-    """What `tests` leaves out: the rest of tests/ray, and unit tests marked `slow` (a quarter of an hour)."""
+    """What `tests` leaves out: the rest of tests/ray, and unit tests marked `slow` (ten minutes)."""
     use(session, "core")
     without = [option for test in CASE_TABLE for option in ("--deselect", test)]  # `tests` runs these
     run_pytest(session, "tests/ray", *without, workers=WORKERS)

@@ -75,9 +75,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     "overrides",
     [
         ["algorithm.adv_estimator=grpo"],
-        ["algorithm.adv_estimator=gae"],
+        pytest.param(["algorithm.adv_estimator=gae"], marks=pytest.mark.long),
         ["algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_kl_loss=True", "data.train_batch_size=3"],
-        ["algorithm.adv_estimator=grpo", "trainer.n_gpus_per_node=1", "actor_rollout_ref.rollout.n=5"],
+        pytest.param(
+            ["algorithm.adv_estimator=grpo", "trainer.n_gpus_per_node=1", "actor_rollout_ref.rollout.n=5"],
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_verl_accepts_the_command(overrides: list[str], model: str) -> None:

@@ -116,6 +116,7 @@ def test_where_the_token_is(root: User):
         assert_token_is_hidden(root.world, root.token)
 
 
+@long
 def test_the_gateways_ports(root: User):
     """Clients reach the gateway on the head's loopback only, processes only with the token; other users get nothing."""
     with root.joined(SSH) as cluster, root.running("--", "python", "several.py", "stop", "n3"):
@@ -228,7 +229,10 @@ def test_two_users(root: User):
         ("http://n2:8000", "", "no Ray dashboard is at http://n2:8000", "404"),
         ("http://10.77.0.99:8265", "", "does not answer", "No route to host"),
         (URL, "ssh nowhere", "cannot be reached from here", "Could not resolve hostname nowhere"),
-        (URL, "srun -p nowhere -N1 -n1 -w n1", "cannot be reached from here", "invalid partition specified: nowhere"),
+        pytest.param(
+            URL, "srun -p nowhere -N1 -n1 -w n1", "cannot be reached from here", "invalid partition specified: nowhere",
+            marks=long,
+        ),
     ],
 )  # fmt: skip
 def test_bad_input(root: User, address: str, through: str, code: str, says: str):

@@ -27,6 +27,7 @@ def shared(world: World) -> Iterator[User]:
     world.clean()
 
 
+@long
 def test_debug_through_srun_alone(shared: User):
     """Every verb works from the login node, without ssh; no process has Slurm's variables."""
     debug(shared)
@@ -37,6 +38,7 @@ def test_debug_through_srun_alone(shared: User):
         assert "done: [None, None, None]" in job.end()
 
 
+@long
 def test_where_the_token_is(shared: User):
     """The token is in no argument, variable, log, script or row of Slurm's; its file is its owner's alone."""
     with shared.running("--", "python", "several.py", "stop", "n3"):

@@ -32,6 +32,7 @@ def test_break_add_list_rm(cluster, run):
     assert "steps" in job.end()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_function_that_is_unpickled_later(cluster, run, tmp_path):
     """An actor that starts after `break add` also stops, in a function of the driver's script that it unpickles."""
@@ -59,6 +60,7 @@ def test_breaks_go_with_their_job(cluster, run):
     assert json.loads(raydebug("break", "list", "--name", cluster.name, "--json").stdout)["breaks"] == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_mode(cluster, run):
     """`raydebug ps` shows the debugger of the cluster and of each running job, and its origin."""

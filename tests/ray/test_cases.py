@@ -58,6 +58,7 @@ def test_breakpoint(run, dashboard, case, function, secret):
     wait_for(lambda: dashboard.paused_workers() == [], "Ray's own table to be empty")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_child_has_the_ids_of_its_parent(run):
     """A child that an actor started before its first method has that actor's ids, and names its parent."""
@@ -108,7 +109,7 @@ def test_post_mortem_of_the_driver(run):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("case", ["two_tasks", "two_threads"])
+@pytest.mark.parametrize("case", ["two_tasks", pytest.param("two_threads", marks=pytest.mark.long)])
 def test_two_at_once(run, case):
     """F12: of two pauses (in two workers, or in two threads of one), resuming one leaves the other paused."""
     job = run("--", "python", "cases.py", case)

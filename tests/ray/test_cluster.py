@@ -97,6 +97,7 @@ def test_nothing_listens_beyond_loopback(cluster):
     assert {c.laddr.ip.removeprefix("::ffff:") for c in listening} == {"127.0.0.1"}
 
 
+@LONG
 @pytest.mark.timeout(120)
 def test_workers_listen_on_any_free_port(cluster, run):
     """Ray's workers listen on ports that the kernel chooses, so two clusters never use the same."""
@@ -164,6 +165,7 @@ def test_ctrl_c_during_up_leaves_nothing(private_state, phase, after_s):
             local.take_down(left)
 
 
+@LONG
 @pytest.mark.timeout(60)
 def test_two_ups_at_once(private_state):
     """F45: of two simultaneous `up` of one name, one works and the other reports that."""
@@ -322,10 +324,10 @@ def heeds_hangups() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@LONG
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize(
-    "number",
-    [pytest.param(signal.SIGHUP, id="its terminal is closed", marks=LONG), pytest.param(signal.SIGKILL, id="killed")],
+    "number", [pytest.param(signal.SIGHUP, id="its terminal is closed"), pytest.param(signal.SIGKILL, id="killed")]
 )
 def test_run_that_is_gone_takes_its_cluster_with_it(private_state, tmp_path, number):
     """A cluster that `run` started for itself ends with it in every case, with its paused job."""

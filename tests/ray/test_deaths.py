@@ -12,7 +12,7 @@ import pytest
 from planted_deaths import KINDS, PRIVILEGED, plant
 from raydebug.cluster.state import Cluster
 
-PLANTED = list(KINDS) if os.environ.get("RAYDEBUG_TEST_LONG") else ["sigkill", "sigsegv"]
+PLANTED = list(KINDS) if os.environ.get("RAYDEBUG_TEST_LONG") else ["sigsegv"]
 
 
 @pytest.mark.timeout(240)

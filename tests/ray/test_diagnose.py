@@ -48,6 +48,7 @@ print(ray.get(log.remote()))
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_run_again(run, cluster: Cluster) -> None:
     """`run --again` applies the fix that `run` has said, in the workers too; without a fix it runs the same command."""

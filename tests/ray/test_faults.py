@@ -130,6 +130,7 @@ def test_worker_without_debugpy(run, tmp_path: Path) -> None:
     assert "Ray Debugpy Debugger will not work" not in said, "Ray's own warning, one for each breakpoint that is passed"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_s7_worker_of_another_python(run, tmp_path: Path) -> None:
     """S7: a worker without raydebug in its environment pauses like any other: listed, without an adapter of Ray."""
@@ -171,6 +172,7 @@ def test_attempts_of_a_retried_task(run, cluster: Cluster) -> None:
     assert "failed as it should: RayTaskError(ValueError)" in job.end()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_two_threads_of_one_worker(run) -> None:
     """F12: of two pauses in one worker, steps and evaluations in one do not change the other."""

@@ -63,6 +63,7 @@ def pod() -> Iterator[ForeignRay]:
         raydebug("down", "--name", "kube")  # where the test has failed before that
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_kubectl_exec(pod, tmp_path):
     """`up --join` takes the gateway of the pod: what runs there pauses, `run` and `attach` work, `down` leaves it."""

@@ -34,6 +34,7 @@ def test_a_job_that_crashed(run):
     assert "boom in actor" in Path(raydebug("open", found[1], "--html").stdout.strip()).read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_ranks_that_crash_in_the_same_way(run):
     """`open --list` has one row for all ranks that crash in the same way."""

@@ -39,6 +39,7 @@ def raised_in(document: dict[str, Any]) -> str:
     return str(document["values"][frame["locals"]["value"]]["text"])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_every_kind_of_process(run):
     """A crash of a task, an actor, its __init__, an async actor, a generator, a driver or a child writes one file."""
@@ -76,6 +77,7 @@ def test_two_jobs_at_once(run):
         assert [raised_in(one) for one in snapshots(job)] == [kind]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_folder_that_cannot_be_written(run):
     """With a full disk, here a file in place of the folder, one line says so; log and exit code stay the same."""

@@ -18,14 +18,14 @@ pytestmark = pytest.mark.xdist_group("ray-stacks")  # a cluster of its own, besi
 SETTLED_S = 60.0
 # kind, the innermost line of the user's that explains it, words of the verdict
 HANGS = {
-    "locks": ("deadlock", "Actor.one", "wait for each other's locks"),
     "queue": ("queue", "Actor.produce", "a queue (put)"),
-    "http": ("network", "Actor.reward", "an HTTP response from 127.0.0.1:"),
-    "placing": ("ray-get", "<lambda>", "for which no node has room: it needs 1 CPU, 64 GPUs"),
     "mailbox": ("mailbox", "Actor.train", "Actor.status, which waits in the mailbox of Actor"),
     "gil": ("gil", "Actor.hold", "native code holds Python's lock (GIL), called at "),
 }
 MORE = {
+    "locks": ("deadlock", "Actor.one", "wait for each other's locks"),
+    "http": ("network", "Actor.reward", "an HTTP response from 127.0.0.1:"),
+    "placing": ("ray-get", "<lambda>", "for which no node has room: it needs 1 CPU, 64 GPUs"),
     # The driver, or others, wait in a loop that polls.
     "actor_locks": ("deadlock", "Actor.ask", "actors wait for each other"),
     "barrier": ("network", "Actor.reward", "an HTTP response from 127.0.0.1:"),
@@ -132,6 +132,7 @@ ray.get(Rewards.remote().compute_score.remote(27))
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_call_that_computes_for_ever(run, tmp_path: Path) -> None:
     """`--hang-after` reports a call that never returns although its lines move, and names it."""
@@ -192,6 +193,7 @@ def test_hang_cannot_be_watched(cluster, options: tuple[str, ...], cause: str) -
     assert cause in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_native_frames(run) -> None:
     """`stacks --native` shows the C function in which a process holds Python's lock, above the Python line."""
