@@ -97,6 +97,19 @@ def in_a_folder_for_all(path: Path) -> None:
     path.parent.chmod(0o777)
 
 
+def in_a_folder_of_a_group(path: Path) -> None:
+    of_another_user(path)
+    os.chown(path, 0, 0)
+    os.chown(path.parent, 0, 4321)
+    path.parent.chmod(0o2775)
+
+
+def in_a_folder_of_another_user(path: Path) -> None:
+    of_another_user(path)
+    os.chown(path, 0, 0)
+    os.chown(path.parent, 4321, 4321)
+
+
 @pytest.mark.parametrize(
     ("plant", "cause", "fix"),
     [
@@ -104,7 +117,11 @@ def in_a_folder_for_all(path: Path) -> None:
         (open_to_all, "its mode is 0777, not 0700", "chmod 700 {path}"),
         (of_another_user, "it belongs to uid 4321, not to 0", "remove the folder {path}"),
         (in_a_folder_for_all, "every user may replace what is in {parent} (mode 0777, no sticky bit)",
-         "chmod o-w {parent}, or use another folder (TMPDIR, XDG_STATE_HOME)"),
+         "chmod o-w {parent}, or use another folder (TMPDIR, XDG_STATE_HOME, --folder)"),
+        (in_a_folder_of_a_group, "the group 4321 may replace what is in {parent} (mode 2775, no sticky bit)",
+         "chmod g-w {parent}, or use another folder (TMPDIR, XDG_STATE_HOME, --folder)"),
+        (in_a_folder_of_another_user, "uid 4321, whose folder it is, may replace what is in {parent}",
+         "use another folder (TMPDIR, XDG_STATE_HOME, --folder)"),
     ],
 )  # fmt: skip
 def test_supervisor_refuses(tmp_path, monkeypatch, plant: Callable[[Path], None], cause: str, fix: str):
@@ -137,6 +154,17 @@ def test_supervisor_refuses(tmp_path, monkeypatch, plant: Callable[[Path], None]
     assert path.exists() == (plant in (as_link, of_another_user)), "what is not ours is not removed"
     assert not (folder / "ray.log").exists()
     assert not (folder / "gateway.log").exists()
+
+
+def test_parents_that_nobody_else_can_write(tmp_path):
+    """A parent that only the user's own group may write is none of another user's, and the host's root is nobody's."""
+    tmp_path.chmod(0o2775)
+    private_folders.make_private(tmp_path / "own")
+    argv = ["unshare", "--user", "--map-root-user", sys.executable, "-c"]
+    if subprocess.run([*argv, ""], check=False).returncode:
+        pytest.skip("no namespaces of users here")
+    asks = "from raydebug.settings.files import is_strangers as ask; print(ask(65534), ask(4321))"
+    assert subprocess.check_output([*argv, asks], text=True) == "False True\n"
 
 
 def test_make_refuses_a_planted_link(tmp_path):

@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 
 from raydebug.errors import RaydebugError, UsageError
+from raydebug.settings.files import is_strangers
 
 
 def make_temporary(prefix: str, most_bytes: int) -> Path:
@@ -78,11 +79,32 @@ def remove_private(path: Path) -> None:
 
 def _check_ancestors(path: Path) -> None:
     """Refuse a path with a folder above it in which another user can rename what is not theirs."""
-    for folder in path.resolve().parents:
+    for folder in dict.fromkeys((*path.absolute().parents, *path.resolve().parents)):  # a link on the way has two
         found = folder.stat()
-        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-            cause = f"every user may replace what is in {folder} (mode {found.st_mode & 0o7777:04o}, no sticky bit)"
-            raise _refuse(path, cause, f"chmod o-w {folder}, or use another folder (TMPDIR, XDG_STATE_HOME)")
+        mode = f"mode {found.st_mode & 0o7777:04o}, no sticky bit"
+        if is_strangers(found.st_uid):
+            who, fix = f"uid {found.st_uid}, whose folder it is, may replace what is in {folder}", ""
+        elif found.st_mode & stat.S_ISVTX:
+            continue
+        elif found.st_mode & stat.S_IWOTH:
+            who, fix = f"every user may replace what is in {folder} ({mode})", f"chmod o-w {folder}, or "
+        elif found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
+            who, fix = f"the group {found.st_gid} may replace what is in {folder} ({mode})", f"chmod g-w {folder}, or "
+        else:
+            continue
+        raise _refuse(path, who, f"{fix}use another folder (TMPDIR, XDG_STATE_HOME, --folder)")
+
+
+def _is_own_group(gid: int) -> bool:
+    """Return whether a group is root's, or has this user's name and nobody else (as Debian and Red Hat make them)."""
+    import grp  # rarely needed
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(0 if gid == 0 else os.geteuid()), grp.getgrgid(gid)
+    except KeyError:  # a user of a container that no file names
+        return gid == 0
+    return user.pw_gid == gid and user.pw_name == group.gr_name and set(group.gr_mem) <= {user.pw_name}
 
 
 def _refuse(path: Path, cause: str, fix: str) -> RaydebugError:

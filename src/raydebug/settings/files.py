@@ -185,15 +185,30 @@ def usual_mode() -> int:
 def require_own(folder: Path) -> None:
     """Refuse a folder in which another user may replace what is written.
 
+    Members of its group may: they may write the sources of this user's project there, too.
+
     Raises:
         PermissionError: it is one.
     """
     status = folder.stat()
-    if status.st_uid not in (0, os.geteuid()):
+    if is_strangers(status.st_uid):
         raise PermissionError(errno.EACCES, f"its folder belongs to another user (uid {status.st_uid})")
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         mode = stat.S_IMODE(status.st_mode)
         raise PermissionError(errno.EACCES, f"every user may write its folder (mode {mode:04o}, no sticky bit)")
+
+
+def is_strangers(uid: int) -> bool:
+    """Return whether a file's owner is another user than this one and root.
+
+    In a container without root's rights (Apptainer, Podman) the host's root has the uid of all who are unknown there.
+    """
+    if uid in (0, os.geteuid()):
+        return False
+    with contextlib.suppress(OSError):  # Linux, user_namespaces(7)
+        is_whole = Path("/proc/self/uid_map").read_text(encoding="ascii").split() == ["0", "0", str(2**32 - 1)]
+        return is_whole or uid != int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
+    return True
 
 
 def _encoded(text: str | bytes) -> bytes:
