@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import socket
 import subprocess
@@ -15,8 +16,9 @@ import pytest
 
 from gateway_under_test import TOKEN, GatewayUnderTest
 from raydebug.client import gateway_client
-from raydebug.cluster import port_owner
+from raydebug.cluster import find, joined, port_owner
 from raydebug.cluster.dashboard import Dashboard
+from raydebug.cluster.node import ANYWHERE, address_toward
 from raydebug.cluster.state import Cluster
 from raydebug.console.session import GatewayAddress
 from raydebug.dap import DapSession, RequestFailed, open_proven
@@ -198,6 +200,7 @@ while True:
     connection.settimeout(0.5)
     try:
         print(connection.recv(9999), flush=True)
+        connection.sendall({!r})
     except OSError:
         print(b"", flush=True)
     connection.close()
@@ -206,8 +209,10 @@ PLACES = {"127.0.0.1": ("127.0.0.1", "AF_INET", False), "all addresses": ("::", 
 
 
 @contextlib.contextmanager
-def listener_of(uid: int, place: tuple[str, str, bool]) -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    argv = ["/usr/bin/env", "python3", "-c", TAKES.format(*place)]
+def listener_of(
+    uid: int, place: tuple[str, str, bool], answer: bytes = b""
+) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    argv = ["/usr/bin/env", "python3", "-c", TAKES.format(*place, answer)]
     with subprocess.Popen(argv, user=uid, stdout=subprocess.PIPE, text=True, cwd="/") as process:
         try:
             yield int(process.stdout.readline()), process
@@ -236,6 +241,34 @@ def test_another_user_on_the_dashboards_port_gets_no_token(tmp_path, place):
                 ask()
             assert process.stdout.readline() == "b''\n"
         assert port_owner.stranger_listening(cluster, ("127.0.0.1", port)) == 65534
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start a program of another user")
+def test_another_user_where_no_cluster_was_known(tmp_path, monkeypatch):
+    """The first command that names an address sends Ray's own token to no other user, unless its file is theirs."""
+    (tmp_path / "token").write_text(TOKEN)
+    answer = b'HTTP/1.1 200 OK\r\nContent-Length: 31\r\n\r\n{"authentication_mode":"token"}'
+    with listener_of(65534, PLACES["all addresses"], answer) as (port, process):
+        for host in ("127.0.0.1", "localhost", "[::1]", address_toward([ANYWHERE], None)):
+            for name, value in (("RAY_AUTH_TOKEN", TOKEN), ("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))):
+                monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+                monkeypatch.setenv(name, value)
+                named = find.cluster_at(f"http://{host}:{port}")
+                with pytest.raises(RaydebugError, match="uid 65534; the token was not sent") as refused:
+                    Dashboard(named).nodes()
+                assert "RAY_AUTH_TOKEN_PATH=FILE" in refused.value.fix
+                assert process.stdout.readline() == "b''\n"
+        before = named.there  # of a join while no token was asked for
+        for was in (before, dataclasses.replace(before, asks_token=False, dashboard_uid=65534)):
+            asked = joined._checked(named, dataclasses.replace(named, remote=was))
+            assert TOKEN not in process.stdout.readline()
+            with pytest.raises(RaydebugError, match="the token was not sent"):
+                Dashboard(asked).nodes()
+            assert process.stdout.readline() == "b''\n"
+        os.chown(tmp_path / "token", 65534, 65534)
+        with pytest.raises(RaydebugError, match="no Ray dashboard is at"):
+            Dashboard(find.cluster_at(f"http://127.0.0.1:{port}")).nodes()
+        assert TOKEN in process.stdout.readline()
 
 
 def test_our_own_dashboard_is_asked(tmp_path):

@@ -335,7 +335,10 @@ def _checked(asked: Cluster, base: Cluster) -> Cluster:
     # another cluster's.
     where = {"dashboard": base.dashboard, "dashboard_uid": was.dashboard_uid, "token_file": token_file}
     silent = _with(asked, **where, asks_token=False)
-    return _with(silent, asks_token=Dashboard(silent).asks_for_token())
+    asks_token = Dashboard(silent).asks_for_token()
+    # Whoever had the port of a dashboard without a token was not looked at.
+    known_uid = was.dashboard_uid if was.asks_token or not asks_token else None
+    return _with(silent, asks_token=asks_token, dashboard_uid=known_uid)
 
 
 def _with(cluster: Cluster, **known: Any) -> Cluster:

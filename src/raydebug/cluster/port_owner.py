@@ -60,7 +60,7 @@ def uid_behind(url: str) -> int:
     address = (str(parts.hostname), parts.port or {"https": 443}.get(parts.scheme, 80))
     with contextlib.suppress(OSError), socket.create_connection(address, timeout=5.0) as connection:
         peer = connection.getpeername()[:2]
-        if ipaddress.ip_address(peer[0]).is_loopback and can_tell():
+        if _is_here(connection):
             return next(iter(_listening(*peer)), os.getuid())
     return os.getuid()
 
@@ -72,12 +72,13 @@ def stranger_at(cluster: Cluster, connection: socket.socket) -> int | None:
     joined the user that had its dashboard then. A token must not be sent to anybody else: while Ray's dashboard is
     down, every user of the host may take its port.
 
-    None as well where this machine cannot tell: another system than Linux, or another host.
+    None as well where this machine cannot tell: another system than Linux, or another host; and where there is no token
+    for a cluster that was never joined.
     """
     peer, own = connection.getpeername()[:2], connection.getsockname()[:2]
-    if not ipaddress.ip_address(peer[0]).is_loopback or not can_tell():
+    if not _is_here(connection):
         return None
-    if not cluster.has_gateway and cluster.there.dashboard_uid is None:  # never joined: nobody knows whose it is
+    if not cluster.has_gateway and cluster.there.dashboard_uid is None and not cluster.dashboard_token:
         return None
     # What is not accepted yet would be closed with its listener, so then the listener is there.
     uid = uid_of(peer, own)
@@ -87,6 +88,12 @@ def stranger_at(cluster: Cluster, connection: socket.socket) -> int | None:
 def stranger_listening(cluster: Cluster, address: tuple[str, int]) -> int | None:
     """Return the user that listens at a loopback address, if that is nobody of the cluster's; see `stranger_at`."""
     return _stranger(cluster, _listening(*address)) if can_tell() else None
+
+
+def _is_here(connection: socket.socket) -> bool:
+    """Return whether this machine can tell whose the other end is: it is its own, at whichever of its addresses."""
+    peer, own = connection.getpeername()[0], connection.getsockname()[0]
+    return can_tell() and (peer == own or ipaddress.ip_address(peer).is_loopback)
 
 
 def _stranger(cluster: Cluster, uids: list[int]) -> int | None:
