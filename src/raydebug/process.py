@@ -114,12 +114,22 @@ def start(
     )
 
 
-def without_gits_variables() -> dict[str, str]:
-    """Return this environment for git itself, which else takes the repository of a hook or of an alias for ours.
+def git_in(folder: Path, *words: str) -> list[str]:
+    """Return a command of git that runs no program which the configuration in a folder names; it goes with `gits_env`.
 
-    Then the .gitignore files of a working folder would not count.
+    Whoever has made an archive of a folder may have put a `.git` into it.
     """
-    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in OF_GITS_USER}
+    return ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *words]
+
+
+def gits_env() -> dict[str, str]:
+    """Return this environment for git, without its variables: of a hook or an alias they name another repository.
+
+    Then the .gitignore files of a working folder would not count. Git fetches nothing that a partial clone lacks: the
+    address in its configuration may be a program.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in OF_GITS_USER}
+    return {**kept, "GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1"}
 
 
 def start_filter(

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from raydebug.cluster import working_folder
+from raydebug.cluster.compose.image import commit_arguments
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.head_requests import submit_request
 from raydebug.cluster.joined_job import run_here
@@ -81,6 +82,37 @@ def test_files_in_a_hook_of_git(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))
     monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / ".git" / "index"))
     assert names(tmp_path / "sub") == ["train.py"]
+
+
+CONFIGURATIONS = {
+    "of the folder": "git config core.fsmonitor ./runs",
+    "included": "git config include.path ../more; printf '[core]\\nfsmonitor = ./runs\\n' >more",
+    "of a worktree": "git config extensions.worktreeConfig true; git config --worktree core.fsmonitor ./runs",
+    "a signature": "git config log.showSignature true; git config gpg.program $PWD/runs; git cat-file commit HEAD >c;"
+    " { sed '/^$/,$d' c; printf 'gpgsig -----BEGIN PGP SIGNATURE-----\\n -----END PGP SIGNATURE-----\\n\\n1\\n'; } >d;"
+    " git update-ref HEAD $(git hash-object -t commit -w d)",
+    "a partial clone": "git sparse-checkout set --cone --sparse-index a; git config remote.o.url 'ext::./runs';"
+    " git config remote.o.promisor true; git config extensions.partialClone o; git config protocol.ext.allow always;"
+    " git config core.repositoryFormatVersion 1; find .git/objects/$(git rev-parse HEAD:b | cut -c1-2) -type f -delete",
+}
+
+
+@pytest.mark.parametrize("planted", CONFIGURATIONS.values(), ids=CONFIGURATIONS.keys())
+def test_a_configuration_of_git_runs_nothing(tmp_path, planted):
+    """No program runs that the configuration of a folder, or of a checkout inside of it, names for git."""
+    project = tmp_path / "project"
+    for at in (project, project / "inner"):
+        write(at, "train.py", "a/x.py", "b/y.py")
+        git(at, "init", "-q")
+        git(at, "add", "train.py", "a", "b")
+        git(at, "commit", "-qm", "1")
+        (at / "runs").write_text(f"#!/bin/sh\ntouch {tmp_path}/RAN\n")
+        (at / "runs").chmod(0o755)
+        subprocess.run(["sh", "-ec", planted], cwd=at, check=True, capture_output=True)
+    (tmp_path / "RAN").unlink(missing_ok=True)  # git has run it for the commands above
+    names(project)
+    assert commit_arguments(project)[1] != "REVISION="
+    assert not (tmp_path / "RAN").exists()
 
 
 def test_files_of_a_checkout(tmp_path):

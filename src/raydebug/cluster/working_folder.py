@@ -192,9 +192,9 @@ def _listed_by_git(folder: Path) -> Iterable[tuple[Path, bool]] | None:
     """Return the paths that git does not ignore, and whether each is committed; None outside of a checkout."""
     if not any((at / ".git").exists() for at in (folder, *folder.parents)):
         return None
-    argv = ["git", "-C", str(folder), "ls-files", "-tz", "--cached", "--others", "--exclude-standard"]
+    argv = process.git_in(folder, "ls-files", "-tz", "--cached", "--others", "--exclude-standard")
     try:
-        with process.start_filter(argv, errors=subprocess.PIPE, env=process.without_gits_variables()) as git:
+        with process.start_filter(argv, errors=subprocess.PIPE, env=process.gits_env()) as git:
             printed, said = git.communicate()
         if git.returncode == 0:  # each name follows a letter, "?" where it is not committed, and a space
             lines = [line for line in printed.split(b"\0") if line]

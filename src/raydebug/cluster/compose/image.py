@@ -196,9 +196,9 @@ def _explain_failure(told: Mapping[str, Any], base: str) -> None:
 def commit_arguments(source: Path) -> list[str]:
     """Return the build arguments with the checkout's commit, for the label, and its time, for the files."""
     try:
-        environment = process.without_gits_variables()
-        told = process.run(["git", "-C", str(source), "log", "-1", "--format=%H %ct"], env=environment, timeout_s=10)
-        revision, seconds = told.split()
+        # Not `git log`, which runs gpg.program where log.showSignature is set.
+        argv = process.git_in(source, "rev-list", "-1", "--timestamp", "HEAD")
+        seconds, revision = process.run(argv, env=process.gits_env(), timeout_s=10).split()
     except (process.CommandFailed, ValueError):
         revision, seconds = "", "0"
     return ["--build-arg", f"REVISION={revision}", "--build-arg", f"SOURCE_DATE_EPOCH={seconds}"]
