@@ -152,30 +152,61 @@ def test_files_of_another_folder(tmp_path):
     assert names(tmp_path) == ["inner/a.py", "sub/a.py", "train.py"], "git is asked in a checkout inside of it"
 
 
-SECRETS = (
-    ".env", "sub/.env.local", ".ssh/id", ".aws/x", ".netrc", "x.token", ".gnupg/x", ".kube/config", "state/raydebug/x",
-)  # fmt: skip
+# Beside the sources of a training.
+SECRETS = """
+.env sub/.env.local .envrc prod.env env.secret .ENV .npmrc .pypirc .git-credentials .docker/config.json .boto .s3cfg
+.config/gcloud/application_default_credentials.json .config/gh/hosts.yml .config/huggingface/token .huggingface/token
+.azure/accessTokens.json .aws/credentials .AWS/x aws_credentials .databrickscfg .my.cnf .vault-token .modal.toml
+.wandb/settings wandb/settings .netrc _netrc .kube/config kubeconfig kube.config .ssh/id id_rsa deploy_key server.pem
+tls.key cert.p12 keystore.jks service-account.json gcp-key.json credentials.json client_secret.json token token.txt
+hf_token hf_token.txt my.token auth_token .ray/auth_token secrets.yaml secret.toml .streamlit/secrets.toml vault.yml
+terraform.tfstate terraform.tfvars .htpasswd .sops.yaml .bash_history auth.json .pgpass core.12345 .gnupg/x
+state/raydebug/x
+"""
+SOURCES = "sub/token/a.py secrets.py keys.py tokens.txt tokenizer.json special_tokens_map.json env.py key_value.json"
 
 
 @pytest.mark.parametrize("in_git", [False, True])
 def test_secrets_and_links_are_not_copied(cluster, tmp_path, monkeypatch, capsys, in_git):
-    """Files of secrets are left out unless they were committed, and links that lead elsewhere; links are counted."""
+    """Files of secrets are left out unless they were committed, and links that lead elsewhere; both are named."""
     project = tmp_path / "project"
     monkeypatch.setenv("XDG_STATE_HOME", str(project / "state"))
-    write(project, "train.py", "conf/.env", *SECRETS)
+    write(project, "train.py", "conf/.env", *SECRETS.split(), *SOURCES.split())
     write(tmp_path, "outside")
     for name, leads_to in (("a", "../outside"), ("b", ".env"), ("c", "sub"), ("d", "/"), ("same.py", "train.py")):
         (project / name).symlink_to(leads_to)
     if in_git:
         git(project, "init", "-q")
         git(project, "add", "conf/.env")
-    assert names(project) == [*(["conf/.env"] if in_git else []), "same.py", "train.py"]
+    assert sorted(names(project)) == sorted(
+        [*(["conf/.env"] if in_git else []), "same.py", "train.py", *SOURCES.split()]
+    )
     note_shared(cluster, project, shared=False)
     have_nodes(monkeypatch, "/tmp/ray")
     monkeypatch.setattr(Dashboard, "has_package", lambda *_: False)
     monkeypatch.setattr(Dashboard, "put_package", lambda *_: None)
     folder_on_nodes(cluster, project, as_it_is=True)
-    assert "; links that are left out: 4 (a, b, c, ...)" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "; links that are left out: 4 (a, b, c, ...)" in said
+    assert "; left out as their names are those of secrets, and they are not committed: " in said
+    assert "(.AWS, .ENV, .aws, ...)" in said
+
+
+def test_a_file_that_has_changed_since_it_was_listed(tmp_path, monkeypatch):
+    """No link is followed that has taken the place of a file or of its folder, and no more is read than is possible."""
+    write(tmp_path, "outside/a", "project/sub/a", "project/.env")
+    project = tmp_path / "project"
+    files, *_ = list_files(project)
+    for at, leads_to in (("sub/a", "../../outside/a"), ("sub/a", "../.env"), ("sub", "../outside")):
+        (project / at).rename(tmp_path / "was")
+        (project / at).symlink_to(leads_to)
+        with pytest.raises(OSError, match="it is no file of this folder any more"):
+            pack(project, files)
+        (project / at).unlink()
+        (tmp_path / "was").rename(project / at)
+    monkeypatch.setattr(working_folder, "MOST_BYTES", 6)
+    with pytest.raises(RaydebugError, match="is too big to be copied"):
+        pack(tmp_path / "outside", [Path("a")])
 
 
 @pytest.mark.parametrize("path", ["", None])

@@ -8,15 +8,19 @@ _private/runtime_env/working_dir.py and packaging.py.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fnmatch
+import functools
 import hashlib
 import io
 import os
 import re
 import secrets
+import stat
 import subprocess
 import time
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from raydebug import process, render
@@ -29,8 +33,25 @@ from raydebug.settings.files import state_dir
 
 MIB = 1024**2
 MOST_BYTES = 96 * MIB  # Ray's dashboard takes 100 MiB (ray 2.41.0 to 2.60.0 DASHBOARD_CLIENT_MAX_SIZE)
-IGNORED = frozenset({".git", ".venv", "node_modules", "__pycache__"})
-SECRET = re.compile(r"\.(aws|gnupg|kube|netrc|ray|ssh|env.*)|.*\.token")
+IGNORED = frozenset({".git", ".venv", "node_modules", "__pycache__", ".ipynb_checkpoints"})
+# Names of files, and of folders (`.ssh/`), that hold secrets, in small letters; `gh/hosts.yml` is a file in a folder.
+SECRETS = (
+    # of shells, ssh, PGP, TLS
+    ".env*", ".env*/", "*.env", "*.secret", "*.secrets", ".netrc", "_netrc", ".ssh/", "id_rsa", "id_dsa", "id_ecdsa*",
+    "id_ed25519*", "*_key", "*-key", "*.key", "*.pem", "*.p12", "*.pfx", "*.ppk", "*.jks", "*.keystore", "*.kdbx",
+    ".gnupg/", ".htpasswd", ".*_history", "core.[0-9]*",
+    # of clouds, Kubernetes, Terraform, Vault
+    ".aws/", "*credentials", "*credentials*.json", "*credentials*.csv", ".azure/", "gcloud/", ".boto", ".s3cfg",
+    ".kube/", "kubeconfig*", "*.kubeconfig", "kube.config", "service[-_]account*.json", "*[-_]key.json",
+    "client_secret*.json",
+    "*.tfstate*", "*.tfvars", ".terraform.d/", ".vault*", "vault.y*ml", ".sops.y*ml", "secret.y*ml", "secrets.y*ml",
+    "secret.json", "secrets.json", "secret.toml", "secrets.toml", "secret.ini", "secrets.ini", "secret.txt",
+    "secrets.txt",
+    # of packages, images, databases, services
+    ".git-credentials", "gh/hosts.yml", ".npmrc", ".pypirc", ".docker/", "*wandb/settings", ".huggingface/", ".ray/",
+    ".databrickscfg", ".modal.toml", ".pgpass", ".my.cnf", "auth.json", "token", "token.txt", "*[-_]token",
+    "*[-_]token.txt", "*.token",
+)  # fmt: skip
 NAMED_AT_MOST = 3
 ASKED_NODES = 50  # the head and some others; the request is one word of a command line
 LIMIT_S = 30.0
@@ -99,7 +120,7 @@ def _is_shared(cluster: Cluster, here: Path) -> bool | None:
 def _copy(cluster: Cluster, here: Path) -> str:
     """Give Ray a folder's files, unless it has them, and return where it unpacks them."""
     try:
-        files, links = list_files(here)
+        files, links, kept_back = list_files(here)
         sizes = {path: (here / path).stat().st_size for path in files}
         total = sum(sizes.values())
         if total > MOST_BYTES:
@@ -117,11 +138,16 @@ def _copy(cluster: Cluster, here: Path) -> str:
     there = f"{_resources(cluster, dashboard)}/working_dir_files/{name}"
     if not dashboard.has_package(name):
         copied = f"{len(sizes)} files of it are copied there, {total / MIB:.1f} MiB"
-        named = ", ".join(map(str, links[:NAMED_AT_MOST])) + (", ..." if len(links) > NAMED_AT_MOST else "")
-        left_out = f"; links that are left out: {len(links)} ({render.visible(named, keep='')})" if links else ""
+        left_out = _named("links that are left out", links)
+        left_out += _named("left out as their names are those of secrets, and they are not committed", kept_back)
         render.say(f"the nodes do not share {here}: {copied}{left_out}")
         dashboard.put_package(name, data)
     return there
+
+
+def _named(what: str, paths: list[Path]) -> str:
+    named = ", ".join(map(str, paths[:NAMED_AT_MOST])) + (", ..." if len(paths) > NAMED_AT_MOST else "")
+    return f"; {what}: {len(paths)} ({render.visible(named, keep='')})" if paths else ""
 
 
 def _resources(cluster: Cluster, dashboard: Dashboard) -> str:
@@ -146,46 +172,72 @@ def _resources(cluster: Cluster, dashboard: Dashboard) -> str:
     raise UsageError("the working folder cannot be copied to the nodes", cause=cause, fix=fix, code=code)
 
 
-def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the files that a job may need, and the links that are left out, relative to the folder, sorted.
+def list_files(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
+    """Return the files that a job may need, and the links and the secrets that are left out, relative to the folder.
 
     In a checkout of git those that it does not ignore, of submodules too; else all but IGNORED, and virtual
-    environments. What SECRET names is left out unless it was committed; so are links to folders, to secrets and to
-    files outside of the folder.
+    environments. What SECRETS names is left out unless it was committed; so are links to folders, to secrets and to
+    files outside of the folder. Each list is sorted.
 
     Raises:
         RaydebugError: git fails in a checkout, or the folder is no project.
     """
-    files, links, top = [], [], os.path.realpath(folder)
-    for path in _listed(folder):
+    files, links, kept_back = [], [], set()
+    for path, is_secret in _listed(folder):
         whole = folder / path
-        if whole.is_symlink():
-            leads_to = Path(os.path.relpath(os.path.realpath(whole), top))
-            if whole.is_dir() or ".." in leads_to.parts or _is_secret(folder, leads_to):
-                links.append(path)
-                continue
-        if whole.is_file():
+        if is_secret:
+            kept_back.add(path)
+        elif whole.is_symlink() and (whole.is_dir() or not _is_allowed(folder, path, os.path.realpath(whole))):
+            links.append(path)
+        elif whole.is_file():
             files.append(path)
-    return sorted(files), sorted(links)
+    return sorted(files), sorted(links), sorted(kept_back)
 
 
-def _listed(folder: Path) -> Iterator[Path]:
+def _listed(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """Return the paths in a folder, and whether each is a secret, a file or a whole folder, which is left out."""
     found = _listed_by_git(folder)
     if found is None or not (found or (folder / ".git").exists()):  # outside of git, or git ignores the folder itself
         found = _walk(folder)
     for path, is_committed in found:
         whole = folder / path
         # Git names a submodule that is not there "./", in its folder.
-        if not path.parts or IGNORED.intersection(path.parts) or (_is_secret(folder, path) and not is_committed):
+        if not path.parts or IGNORED.intersection(path.parts):
             continue
-        if whole.is_dir() and not whole.is_symlink():  # a submodule, or another checkout
-            yield from (path / inner for inner in _listed(whole))
+        if not is_committed and (secret := _secret_in(folder, path)):
+            yield secret, True
+        elif whole.is_dir() and not whole.is_symlink():  # a submodule, or another checkout
+            yield from ((path / inner, is_secret) for inner, is_secret in _listed(whole))
         else:
-            yield path
+            yield path, False
 
 
-def _is_secret(folder: Path, path: Path) -> bool:
-    return any(map(SECRET.fullmatch, path.parts)) or (folder / path).is_relative_to(state_dir())
+def _is_allowed(folder: Path, path: Path, real: str) -> bool:
+    """Return whether the real place of a path is in the folder, and no secret with another name."""
+    leads_to = Path(os.path.relpath(real, os.path.realpath(folder)))
+    return ".." not in leads_to.parts and (leads_to == path or not _secret_in(folder, leads_to))
+
+
+def _secret_in(folder: Path, path: Path) -> Path | None:
+    """Return the first part of a path whose name is that of a secret, or raydebug's state; None if there is none."""
+    for at in path.parents[-2::-1]:
+        if _is_secret_name(f"{at.name}/"):
+            return at
+    names = (path.name, f"{path.parent.name}/{path.name}", f"{path.name}/")
+    if any(map(_is_secret_name, names)):
+        return path
+    has_name = "raydebug" in path.parts or "raydebug" in folder.parts  # the whole question takes 0.2 ms
+    return path if has_name and (folder / path).is_relative_to(state_dir()) else None
+
+
+@functools.lru_cache(4096)
+def _is_secret_name(name: str) -> bool:
+    return _secret_names().fullmatch(name.lower()) is not None
+
+
+@functools.cache
+def _secret_names() -> re.Pattern[str]:
+    return re.compile("|".join(map(fnmatch.translate, SECRETS)))
 
 
 def _listed_by_git(folder: Path) -> Iterable[tuple[Path, bool]] | None:
@@ -221,22 +273,39 @@ def _walk(folder: Path) -> Iterator[tuple[Path, bool]]:
         )
     for at, folders, files in os.walk(folder):
         inner = [name for name in folders if name not in IGNORED and not Path(at, name, "pyvenv.cfg").exists()]
-        whole = [name for name in inner if Path(at, name, ".git").exists() or Path(at, name).is_symlink()]
-        folders[:] = [
-            name for name in inner if name not in whole and not _is_secret(folder, Path(at, name).relative_to(folder))
-        ]
+        whole = [
+            name for name in inner
+            if Path(at, name, ".git").exists() or Path(at, name).is_symlink()
+            or _is_secret_name(f"{name}/") or Path(at, name) == state_dir()
+        ]  # fmt: skip
+        folders[:] = [name for name in inner if name not in whole]
         yield from ((Path(at, name).relative_to(folder), False) for name in (*files, *whole))
 
 
-def pack(folder: Path, files: Iterable[Path]) -> bytes:
-    """Return a zip of files of a folder; equal files make an equal zip."""
-    packed = io.BytesIO()
+def pack(folder: Path, files: Collection[Path]) -> bytes:
+    """Return a zip of files of a folder; equal files make an equal zip.
+
+    Raises:
+        OSError: a file cannot be read, or leads out of the folder by now.
+        RaydebugError: they have grown to more than MOST_BYTES.
+    """
+    packed, size = io.BytesIO(), 0
     with zipfile.ZipFile(packed, "w") as package:
         for path in files:
+            with open(folder / path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+                about, opened = os.fstat(file.fileno()), Path(f"/proc/self/fd/{file.fileno()}")
+                # Who else may write the folder may have put a link there since it was listed.
+                real = os.path.realpath(opened if opened.exists() else folder / path)
+                if not stat.S_ISREG(about.st_mode) or not _is_allowed(folder, path, real):
+                    raise OSError(errno.EMLINK, "it is no file of this folder any more", str(folder / path))
+                content = file.read(MOST_BYTES - size + 1)
+            size += len(content)
+            if size > MOST_BYTES:
+                raise _too_big(folder, {path: (folder / path).stat().st_size for path in files})
             # Of 1980, whatever the time of the file is.
             entry = zipfile.ZipInfo(os.fsencode(path).decode(errors="replace"))
-            entry.external_attr = (0o600 | (folder / path).stat().st_mode & 0o777) << 16
-            package.writestr(entry, (folder / path).read_bytes(), zipfile.ZIP_DEFLATED)
+            entry.external_attr = (0o600 | about.st_mode & 0o777) << 16
+            package.writestr(entry, content, zipfile.ZIP_DEFLATED)
     return packed.getvalue()
 
 
