@@ -3,7 +3,9 @@
 # ruff: noqa: F841, S105, S106 - locals are what a snapshot is of, and the secrets are planted
 from __future__ import annotations
 
+import gzip
 import json
+import random
 import shlex
 import sys
 import types
@@ -22,11 +24,13 @@ from raydebug.diagnose.read import Line
 from raydebug.diagnose.run_diagnosis import as_finding, diagnose_run
 from raydebug.errors import RaydebugError
 from raydebug.jobs.submit import hide_command, shown_command
+from raydebug.protocol import secret_kinds
 from raydebug.protocol.secrets import Scrubber, is_secret, is_secret_name, scrubbed, without_secret_arguments
 from raydebug.runs.record import read_document
 from raydebug.worker import records, snapshot, source, stacks
 from raydebug.worker.saved_values import Values
 
+TESTS = Path(__file__).parents[1]
 LETTERS = "Abcdefghijklmnopqrstuvwxyz0123456789"
 
 
@@ -74,8 +78,34 @@ TEXTS = {
     "option as items": ("['--password', '{}']", "option-as-items"),
     "escaped": ('{{\\"HF_TOKEN\\": \\"{}\\"}}', "escaped-json-token"),
     "camel": ("authToken={}", "camel-auth-token-1"),
+    "google's client": ("{}", made("GOC" + "SPX-", 28)),
+    "azure's client": ("secret provided: {}", made("ab~8Q" + "~", 34)),
+    "aws session": ("{}", made("IQoJ" + "b3JpZ2lu", 300)),
+    "long web token": ("saw {}", made("ey" + "J", 40) + ".eyJ" + "a" * 2100 + ".signature-of-it"),
+    "telegram": ("bot{}/sendMessage", "1234567890" + ":AA" + made("", 33)),
+    "discord": ("{}", "M" + made("", 23) + ".Abcdef." + made("", 27)),
+    "discord hook": ("https://discord.com/api/webhooks/123456789012345678/{}", made("", 68)),
+    "PGP": ("-----BEGIN PGP PRIVATE" + " KEY BLOCK-----\n\n{}\n-----END PGP PRIVATE KEY BLOCK-----", made("MIIE", 40)),
+    "kubeconfig": ("client-key-data: {}", made("LS0t", 40)),
+    "variable of a pod": ('{{"name": "HF_TOKEN", "value": "{}"}}', "pod-variable-1"),
+    "variable of a pod, escaped": ('{{\\"name\\": \\"HF_TOKEN\\", \\"value\\": \\"{}\\"}}', "pod-variable-3"),
+    "aws configure": ("aws configure set aws_secret_access_key {}", "configured-key-1"),
+    "header of words": ("X-Api-Key: {}", "header-of-words-1"),
+    "setting of words": ("aws_secret_access_key = {}", "setting-of-words-1"),
+    "ADO": ("Server=x;Uid=u;Pwd={};", "ado-password-1"),
+    "session": ("JSESSIONID={} sessionid=x", "java-session-1"),
+    "pydantic": ("Config(key=SecretStr('{}'))", "pydantic-secret-1"),
     "key file": ("-----BEGIN RSA PRIVATE" + " KEY-----\n{}\n-----END RSA PRIVATE" + " KEY-----", made("MIIE", 40)),
 }
+CHOSEN = random.Random(4)
+FORM_LETTERS = {
+    "a": LETTERS, "b": LETTERS + "+/_-", "c": "ABCDEFGHIJ234567", "d": LETTERS + "=.", "h": "0123456789abcdef",
+    "u": "ABCDEF0123-", "w": LETTERS + "_-",
+}  # fmt: skip
+for start, _, form in (kind.rpartition("|") for kind in secret_kinds.KINDS.split()):
+    for longer in range(3):
+        body = "".join(CHOSEN.choices(FORM_LETTERS[form[0]], k=int(form[1:]) + longer))
+        TEXTS[f"{start} {longer}"] = (("got {}", "a={}", "'{}',")[longer], start + body)
 COMMANDS = {
     "option": (["--token", "{}"], "y"),
     "a setting in a group of secrets": (("+secrets.openai={}",), "planted-9"),
@@ -164,6 +194,17 @@ def test_stays_readable(text: str) -> None:
     assert scrubbed(text) == text
     assert Scrubber(()).scrub(text, source=True) == text
     assert without_secret_arguments(shlex.split(text.replace("'", ""))) == shlex.split(text.replace("'", ""))
+
+
+def test_logs_stay_readable() -> None:
+    """Not one of 1,700 lines of logs of healthy jobs is changed, and the time grows as the text does."""
+    logs = gzip.decompress((TESTS / "failures/logs/healthy-training.log.gz").read_bytes()).decode()
+    lines = [*logs.splitlines(), *(TESTS / "unit/healthy_logs.txt").read_text().splitlines()]
+    lines += [f"step:{n} - actor/lr:1e-06 - response/max_tokens:{n * 7} - critic/key/mean:{n / 9}" for n in range(300)]
+    assert [line for line in lines if scrubbed(line) != line] == []
+    for name in ("key=[", "max_tokens=[", "token=[", '"\\'):  # minutes where each name is read to the end of its line
+        text = name * 200_000
+        assert len(scrubbed(text)) + len(Scrubber(()).scrub(text, source=True)) > 0
 
 
 SECRET_NAMES = """

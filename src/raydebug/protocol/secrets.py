@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import functools
 import re
+import string
 from collections.abc import Iterable, Mapping, Sequence
+
+from raydebug.protocol.secret_kinds import compiled, without_kinds
 
 HIDDEN = "(hidden)"
 MIN_VALUE = 6  # characters: a shorter value is part of too many words
@@ -17,7 +20,7 @@ _SWITCHES = frozenset(("none", "null", "true", "false"))  # values of `use_auth_
 # Names, by their last words. A training has tokens of a tokenizer, numbers of tokens and keys of dicts: those stay.
 _ALWAYS = frozenset((
     "password", "passwords", "passwd", "passwds", "passphrase", "passphrases", "secret", "secrets", "credential",
-    "credentials", "cookie", "cookies", "authorization", "auth", "oauth", "pw",
+    "credentials", "cookie", "cookies", "authorization", "auth", "oauth", "pw", "jsessionid", "sessionid", "phpsessid",
 ))  # fmt: skip
 _GROUPS = frozenset(("secret", "secrets", "credential", "credentials", "passwords"))  # of settings: `secrets.openai=`
 _TOKENIZERS = frozenset((  # what stands before `token`
@@ -28,71 +31,58 @@ _TOKENIZERS = frozenset((  # what stands before `token`
 _SERVICES = frozenset((  # what stands before `key`, and before `tokens`
     "api", "access", "private", "secret", "account", "subscription", "auth", "refresh", "bearer", "encryption",
     "signing", "session", "master", "license", "ssh", "wandb", "hf", "huggingface", "openai", "anthropic", "azure",
-    "aws", "gcp", "google", "gemini", "ngc", "nvidia", "comet", "neptune", "swanlab", "clearml", "groq", "mistral",
-    "deepseek", "dashscope",
+    "aws", "gcp", "client", "google", "gemini", "ngc", "nvidia", "comet", "neptune", "swanlab", "clearml", "groq",
+    "mistral", "deepseek", "dashscope",
 ))  # fmt: skip
 _OWNERS = frozenset((  # what stands before `pass` and `pwd`
     "db", "user", "smtp", "mail", "mysql", "postgres", "redis", "admin", "root",
 ))  # fmt: skip
-_NAME_MARKS = ("token", "key", "secret", "passw", "passphrase", "credential", "auth", "cookie", "pw", "_pass")
+_NAME_MARKS = (
+    "token",
+    "key",
+    "secret",
+    "passw",
+    "passphrase",
+    "credential",
+    "auth",
+    "cookie",
+    "pw",
+    "_pass",
+    "sessionid",
+)
 _VARIABLE = r"TOKEN(?!IZER|S$)|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|_(?:PASS|PWD|PAT)$"
 _NO_VALUES = ("_PATH", "_FILE", "_DIR", "_APPLICATION_CREDENTIALS")  # ends of variables that say where a secret is
 
-# What a secret looks like, by the mark that each begins with: a text without the mark is not searched.
-# Source: gitleaks 009e025, config/gitleaks.toml, with shorter lengths; nvapi-, gsk_, xai- and wandb_v1_ as the keys of
-# these services begin in public repositories.
-_START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"  # of a word (`task-specialized-reward` has none), or after an escape
-_LOOKS = (
-    (("sk-",), rf"{_START}sk-[\w-]{{16,}}"),
-    (("hf_",), r"hf_[A-Za-z0-9]{20,}"),
-    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"gh[pousr]_[A-Za-z0-9]{20,}"),
-    (("github_pat_",), r"github_pat_\w{20,}"),
-    (("glpat-",), r"glpat-[\w-]{16,}"),
-    (("xox",), r"xox[abeprs]-[\w-]{10,}"),
-    (("hooks.slack.com",), r"(?<=hooks\.slack\.com/)[\w/]{20,}"),
-    (("AKIA", "ASIA", "ABIA", "ACCA"), rf"{_START}A(?:KI|SI|BI|CC)A[0-9A-Z]{{16}}\b"),
-    (("AIza",), rf"{_START}AIza[\w-]{{35}}"),
-    (("nvapi-",), r"nvapi-[\w-]{20,}"),
-    (("npm_",), rf"{_START}npm_[A-Za-z0-9]{{36}}"),
-    (("gsk_",), rf"{_START}gsk_[A-Za-z0-9]{{20,}}"),
-    (("xai-",), rf"{_START}xai-[A-Za-z0-9]{{20,}}"),
-    (("pypi-",), rf"{_START}pypi-[\w-]{{50,}}"),
-    (("wandb_v1_",), r"wandb_v1_\w{20,}"),
-    (("eyJ",), r"eyJ[\w-]{10,2000}\.[\w-]{10,2000}(?:\.[\w-]+)?"),
-    (("PRIVATE KEY",), r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?!-----END).)*"),
-    # In a URL: user:password, where the password may have / and @, and no number of a port is taken for one; a user
-    # that can only be a token; the signature of a signed address.
-    (("://",), r"(?<=://)[^/\s:@\[]*:(?!\d{1,5}(?:[/?#]|$))[^\s@\"'<>]{1,500}(?:@[^\s@/\"'<>]{1,500})*(?=@)"),
-    (("://",), r"(?<=://)(?=[^\s@/]{0,200}\d)[\w.~%-]{16,}(?=@)"),
-    (("sig=", "ignature="), r"(?:(?<=[?&]sig=)|(?<=-Signature=))[\w%+/=-]{16,}"),
-    (("earer ",), r"(?<=earer )[\w.~+/=-]{16,}"),
-)
-_LOOK_OF = [(mark, look) for marks, look in _LOOKS for mark in marks]
-# Of Weights & Biases. A folder or a revision of this form is a commit: `models--x/snapshots/HASH/`, `repo@HASH`.
-_HEX_KEY = r"(?<![\w/@])[0-9a-fA-F]{40}(?![\w/])"
-
-# In a text: the end of a name, and its value. `is_secret_name` decides on the whole name. In source, where a bare word
-# is a variable, only a literal is a value: of `password: str = "x"`, `get("password", "x")`, `["--password", "x"]`,
-# `credentials = {"user": "x"}` and `add_argument("--password", default="x")`.
+# In a text: the end of a name, and what follows it, with the value. `is_secret_name` decides on the whole name first:
+# so the time grows as the text does. In source, where a bare word is a variable, only a literal is a value: of
+# `password: str = "x"`, `get("password", "x")`, `["--password", "x"]`, `credentials = {"user": "x"}` and
+# `add_argument("--password", default="x")`.
 _END = (
-    r"(?P<end>tokens?|keys?|secrets?|values?|passw(?:or)?ds?|passphrases?|credentials?|cookies?|authorization|auth|pwd?"
-    r"|pass)(?!\w)"
+    r"(?i)(?:tokens?|key[-_]data|keys?|secrets?|values?|passw(?:or)?ds?|passphrases?|credentials?|cookies?|authorization"
+    r"|auth|pwd?|pass|sessionid|(?<=_)pat)(?!\w)"
 )
-_TEXT = r"""(?P<quote>["'])(?:\\.|(?!(?P=quote))[^\\]){1,4000}(?P=quote)"""
+_NAME_LETTERS = string.ascii_letters + string.digits + "_.-"
+_TEXT = r"""(?P<quote>["'])(?:\\.|(?!(?P=quote))[^\\]){1,4000}+(?P=quote)"""
+_REST = r"""(?P<quote>["'])(?:\\.|(?!(?P=quote))[^\\])++(?P=quote)?"""  # a text, also one without its end
 _LITERAL = (
-    rf"""(?i){_END}(?:["']?\]?\s*(?:[:=]=?|:[^=\n"'(),]{{1,40}}=)\s*|["']\s*,\s*(?:(?!help\b)\w+\s*=\s*)?)[bfru]{{0,2}}"""
+    r"""(?i)(?:["']?\]?\s*(?:[:=]=?|:[^=\n"'(),]{1,40}=)\s*|["']\s*,\s*(?:(?!help\b)\w+\s*=\s*)?)[bfru]{0,2}"""
     rf"""(?P<value>{_TEXT}|[\[({{][^\n\])}}]{{0,1000}})"""
 )
-_DEFAULT = rf"""(?i){_END}["'][^\n]{{1,200}}?\bdefault\s*=\s*[bfru]{{0,2}}(?P<value>{_TEXT})"""
+_DEFAULT = rf"""(?i)["'][^\n]{{1,200}}?\bdefault\s*=\s*[bfru]{{0,2}}(?P<value>{_TEXT})"""
 _TRIPLE = (
-    rf"""(?is){_END}["']?\]?\s*(?::[^=\n"'(),]{{1,40}})?=\s*[bfru]{{0,2}}"""
+    r"""(?is)["']?\]?\s*(?::[^=\n"'(),]{1,40})?=\s*[bfru]{0,2}"""
     r"""(?P<value>(?P<quote>"{3}|'{3}).*?(?:(?P=quote)|\Z))"""
 )
 _BARE = (
-    rf"""(?i){_END}(?:\\*["']?\s*[:=]\s*\\*["']?|[ \t]+)(?!(?:none|nonetype|null|true|false)\b)"""
+    r"""(?i)(?:\\*["']?\s*(?:[:=]|%3[AD])\s*\\*\$?["']?|[ \t]+)"""
+    r"""(?!(?:none|nonetype|null|true|false)\b|[+-]?\d+\.\d+(?:e[+-]?\d+)?(?![\w.]))"""  # chi2_token:-0.05
     r"""(?P<value>"[^"\\\n]+"|'[^'\\\n]+'|(?!\{)[^\s"'\\(),;]{4,})"""
 )
 _HEADER = r"""(?i)((?<![a-z])(?:authorization|cookies?)["']?\s*[:=]\s*)[^\n"'{]{4,}"""
+_PAIR = (  # of a list of variables: `{"name": "HF_TOKEN", "value": "x"}`
+    r"""(?i)\b(?:name|key)\\*["']?\s*[:=]\s*\\*["']?(?P<name>[\w.-]{1,80})\\*["']?[\s,]+\\*["']?value\\*["']?\s*[:=]"""
+    r"""\s*\\*["']?(?P<value>[^\s"'\\,}]{4,})"""
+)
 _ITEM = _TEXT + r"(?P<key>\s*:)?"  # in a literal list or dict
 
 
@@ -134,7 +124,7 @@ def _is_secret_name(name: str) -> bool:
 
 def _ends_in_secret(name: str) -> bool:
     words = re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())  # also of apiKey
-    if words[-2:] in (["key", "id"], ["secret", "value"]):
+    if words[-2:] in (["key", "id"], ["key", "data"], ["secret", "value"]):
         del words[-1]
     *_, owner, last = "", "", *words
     one = last.removesuffix("s")
@@ -169,7 +159,9 @@ def without_secret_arguments(command: Sequence[str]) -> list[str]:
     shown: list[str] = []
     for word in command:
         name, equals, value = word.partition("=")
-        after_name = shown and shown[-1].startswith("-") and _is_secret_value(shown[-1], word)
+        after_name = (
+            shown and (shown[-1].startswith("-") or shown[-1].endswith(":")) and _is_secret_value(shown[-1], word)
+        )
         if after_name and not word.startswith("--"):
             shown.append(HIDDEN)
         elif equals and value and _is_secret_value(name, value):
@@ -191,7 +183,8 @@ def without_secrets_in_line(line: str) -> str:
         words = shlex.split(line)
     except ValueError:
         words = []
-    return shlex.join(without_secret_arguments(words)) if shlex.join(words) == line else scrubbed(line)
+    is_command = shlex.join(words) == line and not any(word.endswith((":", "=")) for word in words)  # that is a text
+    return shlex.join(without_secret_arguments(words)) if is_command else scrubbed(line)
 
 
 # Texts
@@ -228,26 +221,17 @@ class Scrubber:
         """Return a text without secrets; of source code only quoted values are hidden by their name."""
         for value in self._values:
             text = text.replace(value, HIDDEN)
-        for mark, look in _LOOK_OF:
-            if mark in text:
-                # The lines below keep their numbers.
-                text = _compiled(look).sub(lambda found: HIDDEN + "\n" * found[0].count("\n"), text)
-        if len(text) >= 40:
-            text = _compiled(_HEX_KEY).sub(HIDDEN, text)
+        text = without_kinds(text, HIDDEN)
         if not _has_name(text):
             return text
         if '"""' in text or "'''" in text:
             text = _hide_values(_TRIPLE, text)
+        if "value" in text.lower():
+            text = _without_pairs(text)
         return "\n".join(_without_named(line, source) if _has_name(line) else line for line in text.split("\n"))
 
 
 _SCRUBBER = Scrubber(())
-
-
-@functools.cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern of this module when it is first needed: most processes never hide a secret."""
-    return re.compile(pattern)
 
 
 def _has_name(text: str) -> bool:
@@ -265,42 +249,49 @@ def _without_named(line: str, source: bool) -> str:
     if has_text and "default" in line:
         line = _hide_values(_DEFAULT, line)
     if not source:
-        return _hide_values(_BARE, _compiled(_HEADER).sub(rf"\1{HIDDEN}", line))
+        return _hide_values(_BARE, compiled(_HEADER).sub(rf"\1{HIDDEN}", line))
     if not has_text:
         return line
     # What a text of the program says is a text: `"Authorization: Basic ..."`.
-    return _compiled(_TEXT).sub(lambda at: _without_named(at[0], False) if _has_name(at[0]) else at[0], line)
+    return compiled(_REST).sub(lambda at: _without_named(at[0], False) if _has_name(at[0]) else at[0], line)
 
 
 def _hide_values(pattern: str, text: str) -> str:
     """Hide the values that a pattern finds after the name of a secret."""
-    written, at, search = "", 0, _compiled(pattern).search
-    while found := search(text, at):
-        start, end = found.span("value")
-        if _names_secret(text, found):
-            written, at = written + text[at:start] + _hidden_as(found["value"]), end
-        else:
-            written, at = written + text[at:start], start
-    return written + text[at:]
+    written, at, match = [], 0, compiled(pattern).match
+    for end in compiled(_END).finditer(text):
+        if end.start() < at:  # in a value
+            continue
+        before = text[max(0, end.start() - 80) : end.start()]
+        name = before[len(before.rstrip(_NAME_LETTERS)) :] + end[0]
+        if is_secret_name(name) and (found := match(text, end.end())) and _is_value(text, name, found):
+            written += [text[at : found.start("value")], _hidden_as(found["value"])]
+            at = found.end("value")
+    return "".join([*written, text[at:]])
 
 
-def _names_secret(text: str, found: re.Match[str]) -> bool:
-    """Return whether the word that ends in a match is the name of a secret, and what stands between says: its value."""
-    first, last = found.span("end")
-    whole = _compiled(r"-{0,2}[\w.-]{0,80}$").search(text, max(0, first - 80), last)
-    if whole is None or not is_secret_name(whole[0]):
-        return False
-    between = text[last : found.start("value")]
-    if between == ": " and whole[0].endswith("s") and found["value"][0] not in "\"'[({":
+def _is_value(text: str, name: str, found: re.Match[str]) -> bool:
+    """Return whether what stands between a name and a match says that the match is the name's value."""
+    start = found.start() - len(name)
+    before, between = text[max(0, start - 20) : start], text[found.start() : found.start("value")]
+    if between == ": " and name.endswith("s") and found["value"][0] not in "\"'[({":
         return False  # prose: "its record keeps no secrets: ..."
     between = between.strip("\\\"']")
     if not between.strip() or "," in between:
-        return whole[0].startswith("-") or ("," in between and text[: whole.start()].rstrip("\"'bru").endswith("("))
+        is_set = name.startswith("-") or before.endswith("configure set ")
+        return is_set or ("," in between and before.rstrip("\"'bru").endswith("("))
     return True
+
+
+def _without_pairs(text: str) -> str:
+    """Hide the value of each variable in a list of variables, as the environment of a pod has it."""
+    return compiled(_PAIR).sub(
+        lambda at: at[0][: at.start("value") - at.start()] + HIDDEN if is_secret(at["name"]) else at[0], text
+    )
 
 
 def _hidden_as(value: str) -> str:
     if value[0] in "[({":
-        return _compiled(_ITEM).sub(lambda at: at[0] if at["key"] else at["quote"] + HIDDEN + at["quote"], value)
+        return compiled(_ITEM).sub(lambda at: at[0] if at["key"] else at["quote"] + HIDDEN + at["quote"], value)
     quote = next((mark for mark in ('"""', "'''", '"', "'") if value.startswith(mark)), "")
     return quote + HIDDEN + "\n" * value.count("\n") + quote

@@ -106,7 +106,7 @@ def describe_pause(
         "file": frame.f_code.co_filename,
         "line": line,
         "function": _short(frame.f_code.co_qualname, MAX_NAME),
-        "thread": _short(threading.current_thread().name, MAX_NAME),
+        "thread": _short(scrubbed(threading.current_thread().name), MAX_NAME),
         "exception": None if error is None else _describe_error(error),
         "where": None,
         "tripwire": None,
@@ -118,7 +118,7 @@ def describe_pause(
         "rank": rank(),
         "job_id": _get(context, "job_id") if context else inherited.get("job_id"),
         "task_id": _get(context, "task_id"),
-        "task": _quietly(lambda: _short(_get(context, "task_name"), MAX_NAME)),
+        "task": _quietly(lambda: _short(scrubbed(_get(context, "task_name")), MAX_NAME)),
         "attempt": _quietly(attempt) if context else None,
         "actor_id": _get(context, "actor_id") if context else inherited.get("actor_id"),
         "actor": _quietly(lambda: _actor_name(context)) if context else inherited.get("actor"),
@@ -219,7 +219,7 @@ def _actor_name(context: Any) -> str | None:
     instance = _actor_instance()
     kind = None if instance is None else type(instance).__name__
     both = f"{kind} {name}" if kind and name else (name or kind)
-    return _short(both, MAX_NAME) if both else None
+    return _short(scrubbed(both), MAX_NAME) if both else None
 
 
 def _actor_instance() -> Any:

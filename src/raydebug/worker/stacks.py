@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from raydebug.protocol.node_facts import cpu_seconds, io_bytes
 from raydebug.protocol.questions import FramesBody, StacksBody
 from raydebug.protocol.records import FramesRecord, OpenCall, StackFrame, StacksRecord, ThreadStack, digest_of
+from raydebug.protocol.secrets import scrubbed
 from raydebug.worker import calls, flight_recorder, ray_collectives, records, source
 from raydebug.worker.frames import MAX_NAME, active_thread, is_users
 from raydebug.worker.open_files import read_open_files
@@ -51,13 +52,16 @@ def collect() -> StacksRecord:
     found: list[ThreadStack] = []
     called: list[OpenCall] = []
     for thread, ident, frames in _of_each_kind(seen, MAX_THREADS):
-        found.append(_describe(thread.name if thread is not None else f"thread {ident}", frames, thread))
+        found.append(_describe(scrubbed(thread.name) if thread is not None else f"thread {ident}", frames, thread))
         if (call := calls.open_call(found[-1]["name"], frames)) is not None:
             called.append(call)
         if thread is not None and thread.native_id is not None:
             found[-1]["cpu_s"] = cpu_seconds(f"self/task/{thread.native_id}")
     tasks = list(stacks_of_tasks())
-    shown = [_describe(f"task {task.get_name()}", frames, task) for task, _, frames in _of_each_kind(tasks, MAX_TASKS)]
+    shown = [
+        _describe(scrubbed(f"task {task.get_name()}"), frames, task)
+        for task, _, frames in _of_each_kind(tasks, MAX_TASKS)
+    ]
     world = os.environ.get(_WORLD, "")
     record: StacksRecord = {**records.describe_process(), **records.describe_work()}  # type: ignore[typeddict-item]
     record["world"] = int(world) if world.isdigit() else None
