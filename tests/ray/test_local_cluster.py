@@ -158,6 +158,22 @@ def test_s4_another_user(open_cluster: Cluster, job: Run, stranger: pwd.struct_p
     assert set(refused(stranger, attempts).values()) == {"PermissionError"}
 
 
+def test_port_that_is_taken_meanwhile(private_state: Path) -> None:
+    """A port that another program takes between its choice and Ray's start costs a second start, not the cluster."""
+    argv = [RAYDEBUG, "up", "--cluster", "local", "--name", "meanwhile", "--dashboard-port", "0", "--gateway-port", "0"]
+    starting = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        wait_for(lambda: state.read_record("meanwhile") is not None, "the record")
+        with socket.create_server(("127.0.0.1", state.read_record("meanwhile").ports["dashboard"])) as taken:
+            said = starting.communicate(timeout=200)[0]
+            assert starting.returncode == 0, said
+            assert "the port of the dashboard meanwhile" in said
+            assert load_cluster("meanwhile").ports["dashboard"] != taken.getsockname()[1]
+    finally:
+        starting.kill()
+        raydebug("down", "--name", "meanwhile")
+
+
 def test_socket_paths_fit(open_cluster: Cluster) -> None:
     """With the longest temp dir, the paths of Ray's sockets still fit in the limit of a unix socket's path."""
     ray_dir = open_cluster.ray_dir

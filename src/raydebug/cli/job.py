@@ -207,11 +207,12 @@ def _has_ended(dashboard: Dashboard, submission_id: str, patience: Patience | No
     return status in ENDED
 
 
-def _patience(submission_id: str) -> Patience:
+def _patience(dashboard: Dashboard, submission_id: str) -> Patience:
+    from raydebug.cluster.state import name_option
     from raydebug.jobs.patience import Patience
 
-    again = render.command("raydebug", "job", "wait", submission_id)
-    return Patience("Ray's dashboard", f"the job goes on; wait for it again: {again}")
+    again = render.command("raydebug", "job", "wait", submission_id) + name_option(dashboard.cluster.name)
+    return Patience(dashboard.cluster, "Ray's dashboard", f"the job goes on; wait for it again: {again}")
 
 
 def _wait_for_end(
@@ -220,7 +221,7 @@ def _wait_for_end(
     """Wait until a job has ended, say how, and return it; `cause` and `fix` are of the error where it does not."""
     from raydebug.jobs.logs import wait_until
 
-    patience = _patience(submission_id)
+    patience = _patience(dashboard, submission_id)
     with render.waiting(what):
         ended = wait_until(lambda: _has_ended(dashboard, submission_id, patience), timeout_s=timeout_s)
     if not ended:
@@ -272,7 +273,7 @@ def _follow_logs(dashboard: Dashboard, about: JobInfo, role: str | None, rank: i
 
     submission_id = about["submission_id"]
     show = _printer(about, has_titles=role is not None or rank is not None)
-    patience = _patience(submission_id)
+    patience = _patience(dashboard, submission_id)
     sources: list[Source] = []
 
     def look() -> list[Source]:

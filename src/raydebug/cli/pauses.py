@@ -73,7 +73,7 @@ def paused(
     from raydebug.jobs.patience import Patience
 
     before: object = None
-    patience = Patience("the gateway", f"watch again: raydebug paused --watch{option}")
+    patience = Patience(cluster, "the gateway", f"watch again: raydebug paused --watch{option}")
     while True:
         try:
             pauses = fetch_pauses(cluster)

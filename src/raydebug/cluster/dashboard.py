@@ -144,7 +144,7 @@ class Dashboard:
     def __init__(self, cluster: Cluster) -> None:
         import httpx
 
-        self._cluster = cluster
+        self.cluster = cluster
         token = cluster.dashboard_token
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         # Each connection may be a command of its own; Ray's server keeps one for 75 s (aiohttp 3.13, web_protocol.py).
@@ -229,7 +229,7 @@ class Dashboard:
 
     def log_text(self, node_id: str, name: str) -> str:
         """Return the whole text of one of a node's log files."""
-        return with_local_names(self._cluster, self._log(node_id, name, -1))
+        return with_local_names(self.cluster, self._log(node_id, name, -1))
 
     def _log(self, node_id: str, name: str, lines: int, **options: Any) -> str:
         params = {"node_id": node_id, "filename": name, "lines": lines, **AS_TEXT}
@@ -248,7 +248,7 @@ class Dashboard:
         params = {"node_id": node_id, "filename": name, "lines": "-1", "interval": "0.5", **AS_TEXT}
         forever = httpx.Timeout(TIMEOUT_S, read=None)
         client = httpx.AsyncClient(
-            base_url=self._cluster.dashboard, headers=self._headers, timeout=forever, trust_env=False
+            base_url=self.cluster.dashboard, headers=self._headers, timeout=forever, trust_env=False
         )
 
         async def check(event: str, info: Mapping[str, Any]) -> None:
@@ -257,7 +257,7 @@ class Dashboard:
         more = {"trace": check}
         async with client as http, http.stream("GET", "/api/v0/logs/stream", params=params, extensions=more) as answer:
             async for piece in answer.aiter_text():
-                yield with_local_names(self._cluster, piece)
+                yield with_local_names(self.cluster, piece)
 
     def submit_job(self, entrypoint: str, *, submission_id: str, env: dict[str, str], folder: str = "") -> str:
         """Start a job and return its submission id; `env` is for the driver and its workers.
@@ -265,7 +265,7 @@ class Dashboard:
         If it runs in a copy of a folder, Ray unpacks that on each node.
         """
         there: dict[str, object] = {"env_vars": env}
-        if folder in copies_on(self._cluster):
+        if folder in copies_on(self.cluster):
             there["working_dir"] = f"gcs://{folder.rpartition('/')[2]}.zip"
         body = {"entrypoint": entrypoint, "submission_id": submission_id, "runtime_env": there}
         return str(self._ask("POST", "/api/jobs/", "submission_id", of=str, json=body))
@@ -306,7 +306,7 @@ class Dashboard:
         return info
 
     def job_logs(self, submission_id: str) -> str:
-        return with_local_names(self._cluster, self.raw_job_logs(submission_id))
+        return with_local_names(self.cluster, self.raw_job_logs(submission_id))
 
     def raw_job_logs(self, submission_id: str, *, most_bytes: int | None = None) -> str:
         """Return the log of a job's driver with the nodes' own names of files; a longer one than this is refused."""
@@ -338,14 +338,14 @@ class Dashboard:
 
         import websockets
 
-        url = self._cluster.dashboard.replace("http", "ws", 1) + f"/api/jobs/{submission_id}/logs/tail"
+        url = self.cluster.dashboard.replace("http", "ws", 1) + f"/api/jobs/{submission_id}/logs/tail"
         connection = await asyncio.to_thread(self._connect)
         how: dict[str, Any] = {"max_size": None, "proxy": None, "ping_interval": None, "compression": None}
         how["close_timeout"] = CLOSE_TIMEOUT_S
         async with websockets.connect(url, sock=connection, additional_headers=self._headers, **how) as stream:
             async for piece in stream:
                 text = piece if isinstance(piece, str) else piece.decode(errors="replace")
-                yield with_local_names(self._cluster, text)
+                yield with_local_names(self.cluster, text)
 
     def _all_jobs(self) -> list[JobInfo]:
         rows: list[JobInfo] = self._ask("GET", "/api/jobs/", of=list, needs=NEEDED_OF_JOBS)
@@ -382,7 +382,7 @@ class Dashboard:
             pass
         begin = " ".join(answer.text[:ANSWER_CHARS].split())
         raise RaydebugError(
-            f"no Ray dashboard is at {self._cluster.dashboard}",
+            f"no Ray dashboard is at {self.cluster.dashboard}",
             cause=f"{method} {path} is answered with {begin!r}" if begin else f"the answer to {method} {path} is empty",
             fix=self._where_to_look(),
             code="cluster.no-dashboard",
@@ -407,8 +407,8 @@ class Dashboard:
             answer = httpx.Response(received.status_code, content=b"".join(pieces))
         except httpx.HTTPError as error:
             raise RaydebugError(
-                f"cluster '{self._cluster.name}' does not answer",
-                cause=f"{method} {self._cluster.dashboard}{path}: {error or type(error).__name__}",
+                f"cluster '{self.cluster.name}' does not answer",
+                cause=f"{method} {self.cluster.dashboard}{path}: {error or type(error).__name__}",
                 fix=self._where_to_look(),
                 code="cluster.no-answer",
             ) from error
@@ -426,7 +426,7 @@ class Dashboard:
         return answer
 
     def _connect(self) -> socket.socket:
-        url = urlsplit(self._cluster.dashboard)
+        url = urlsplit(self.cluster.dashboard)
         port = url.port or (443 if url.scheme == "https" else 80)
         connection = socket.create_connection((str(url.hostname), port), timeout=TIMEOUT_S)
         self._check_owner(connection)
@@ -441,11 +441,11 @@ class Dashboard:
             self._check_owner(info["return_value"].get_extra_info("socket"))
 
     def _check_owner(self, connection: socket.socket) -> None:
-        uid = stranger_at(self._cluster, connection)
+        uid = stranger_at(self.cluster, connection)
         if uid is not None:
             raise RaydebugError(
-                f"cluster '{self._cluster.name}' does not answer",
-                cause=f"{self._cluster.dashboard} is answered by another user of this machine, uid {uid};"
+                f"cluster '{self.cluster.name}' does not answer",
+                cause=f"{self.cluster.dashboard} is answered by another user of this machine, uid {uid};"
                 " the token was not sent",
                 fix=self._where_to_look()
                 if self._cluster.has_gateway
@@ -455,13 +455,13 @@ class Dashboard:
             )
 
     def _where_to_look(self) -> str:
-        if not self._cluster.has_gateway:
+        if not self.cluster.has_gateway:
             return "is it the address of a Ray dashboard, and can it be reached from here? `ray start --head` prints it"
-        return f"see what is wrong with `raydebug ps{name_option(self._cluster.name)}`"
+        return f"see what is wrong with `raydebug ps{name_option(self.cluster.name)}`"
 
     def _where_tokens_are(self) -> str:
-        if not self._cluster.has_gateway:
+        if not self.cluster.has_gateway:
             return "name this cluster's token as Ray itself wants it: RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH=FILE"
-        if self._cluster.is_joined:
-            return f"{self._cluster.repair}, with the token that Ray has now"
-        return f"the token is not this cluster's: look at {self._cluster.token_file}"
+        if self.cluster.is_joined:
+            return f"{self.cluster.repair}, with the token that Ray has now"
+        return f"the token is not this cluster's: look at {self.cluster.token_file}"

@@ -28,6 +28,7 @@ from raydebug.errors import RaydebugError
 from raydebug.process import SAFE_PATH
 from raydebug.settings.files import open_private
 
+DASHBOARD = "Ray's dashboard"
 POLL_S = 0.15
 REAP_PERIOD_S = 2.0
 START_PROBE_TIMEOUT_S = 2.0
@@ -211,6 +212,8 @@ class Keeper:
             missing = self._first_missing()
             if missing is None:
                 return None
+            if missing == DASHBOARD and not ray_node.has_dashboard(self._ray.pid):
+                return f"Ray goes on without its dashboard: {self._last_words('ray')}"
             if over := startup.is_over():
                 return f"{over} (waiting for {missing}): {self._last_words('ray')}"
             if line := startup.line(missing):
@@ -259,10 +262,10 @@ class Keeper:
         pages = {"the raylet's agent": self._url("agent", "/api/local_raylet_healthz")}
         if self.join is None:
             pages["the gateway"] = self._url("gateway", "/health")
-            pages["Ray's dashboard"] = self._url("dashboard", "/api/v0/nodes?limit=1")
+            pages[DASHBOARD] = self._url("dashboard", "/api/v0/nodes?limit=1")
         for name, url in pages.items():
             token = ""
-            if name == "Ray's dashboard":  # the only page that wants one (ray 2.60.0 dashboard/http_server_agent.py)
+            if name == DASHBOARD:  # the only page that wants one (ray 2.60.0 dashboard/http_server_agent.py)
                 if stranger_listening(self.cluster, (self.cluster.host, self.cluster.ports["dashboard"])) is not None:
                     return "Ray's dashboard, whose port another user of this machine has taken"
                 token = self.cluster.token

@@ -16,6 +16,7 @@ from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError, UsageError
 
 FOLLOW_EVERY_S = 0.5
+ENDED = ("dead", "exited")  # a node, a container
 
 
 class ListedNode(TypedDict):
@@ -121,6 +122,15 @@ class Kind:
         with contextlib.suppress(RaydebugError):  # the engine may be gone too
             return self.why_head_ended() or reason
         return reason
+
+    def why_ended(self) -> str | None:
+        """Return why the cluster has ended, by who keeps it; None where it runs, or nobody here can tell.
+
+        Raises:
+            RaydebugError: who keeps it cannot be asked.
+        """
+        heads = [node for node in self.broken_nodes() if node["role"] == "head"]
+        return next((node["reason"] or "its head is dead" for node in heads if node["state"] in ENDED), None)
 
     def head_programs(self) -> list[str]:
         """Return the command lines of the head's processes; empty if they cannot be seen."""

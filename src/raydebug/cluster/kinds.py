@@ -276,6 +276,9 @@ class NodesKind(JoinedKind):
         """Return None where the head's node program watches the GCS: it has said so (`broken_nodes`)."""
         return None if self.node_states() else super().why_gone()
 
+    def why_ended(self) -> str | None:
+        return super().why_ended() or (None if self.is_alive() else f"no head is in {self._folder} any more")
+
     def broken_nodes(self) -> list[ListedNode]:
         """Return the nodes as they say, unless the head is up."""
         states = self.node_states()

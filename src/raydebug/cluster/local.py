@@ -25,6 +25,7 @@ from raydebug.cluster.up import (
     UpOptions,
     choose_ports,
     choosing_ports,
+    is_free,
     raise_if_interrupted,
     refuse_no_number,
     refuse_other_ports,
@@ -39,6 +40,7 @@ from raydebug.settings.files import open_private
 
 UP_TIMEOUT_S = START_LIMIT_S + 20.0
 DOWN_TIMEOUT_S = 4.8
+TRIES = 3  # where another program takes a port between its choice and its use
 GATEWAY_TIMEOUT_S = 30.0
 # A unix socket's path has at most 107 bytes, and Ray 2.60 adds up to 71 to its temp dir
 # (/session_2026-01-31_23-59-59_123456_4194304/sockets/dash_TaskEventsHead; dashboard/subprocesses/utils.py).
@@ -70,7 +72,7 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
                 )
             refuse_other_ports(options, running)
             if status["phase"] != "up":  # the `up` that began it was cut off, or still waits
-                wait_until_up(running.name, lambda: _phase_of(running), on_phase, limit_s=UP_TIMEOUT_S, every_s=0.05)
+                _wait_for(running, on_phase)
             elif status.get("gateway") is not None:
                 _start_gateway_again(running, on_phase)
             return running, False
@@ -79,10 +81,23 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
         if running is not None:  # its supervisor was killed, and its children may still run
             take_down(running)
         private_folders.remove_private(state.kept_logs(options.name))
-        with undone_unless_whole(lambda: _undo(options.name)):
-            cluster = _start(_plan(options, python, environment))
-            wait_until_up(cluster.name, lambda: _phase_of(cluster), on_phase, limit_s=UP_TIMEOUT_S, every_s=0.05)
-        return cluster, True
+        tries = 0
+        while True:
+            tries += 1
+            cluster: Cluster | None = None
+            try:
+                with undone_unless_whole(lambda: _undo(options.name)):
+                    cluster = _plan(options, python, environment)
+                    cluster = _start(cluster)
+                    _wait_for(cluster, on_phase)
+                return cluster, True
+            except RaydebugError as error:
+                if cluster is None or error.code != "cluster.not-up":
+                    raise
+                taken = [purpose for purpose, port in cluster.ports.items() if not is_free(port)]  # ours have ended
+                if not taken or tries == TRIES or any(options.ports.get(purpose) for purpose in taken):
+                    raise
+                on_phase(f"another program has taken the port of the {taken[0]} meanwhile; starting with another port")
 
 
 def take_down(cluster: Cluster) -> list[int]:
@@ -193,6 +208,10 @@ def _start(cluster: Cluster) -> Cluster:
     cluster = replace(cluster, supervisor_pid=supervisor.pid, supervisor_birth=birth)
     state.save_cluster(cluster)
     return cluster
+
+
+def _wait_for(cluster: Cluster, on_phase: Callable[[str], None]) -> None:
+    wait_until_up(cluster.name, lambda: _phase_of(cluster), on_phase, limit_s=UP_TIMEOUT_S, every_s=0.05)
 
 
 def _undo(name: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import re
 import sys
 import threading
 import time
@@ -46,6 +47,7 @@ PROGRAMS = {"raylet": RAYLET, "gcs_server": GCS}
 # Who serves a page: Python, so that py-spy can show its stack.
 _SERVERS = {RAYLET: ("ray::DashboardAgent", "/dashboard/agent.py"), GCS: ("/dashboard/dashboard.py",)}
 
+_RAY_ERROR = re.compile(r"[\d-]+ [\d:,]+\s+ERROR ")  # of a line by Ray's logging (ray 2.60.0 _private/ray_logging)
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 Answer = Literal["ok", "none", "refused"]
 _Fact = TypeVar("_Fact")
@@ -206,7 +208,7 @@ class Startup:
 
 
 def last_words(log: Path) -> str:
-    """Return the last lines that a program wrote to its log, on one line."""
+    """Return the last lines that a program wrote to its log, on one line; before them Ray's last one of level ERROR."""
     try:
         with log.open("rb") as file:  # a site's banner for each connection makes a long one
             file.seek(max(0, file.seek(0, 2) - READ_BYTES))
@@ -214,7 +216,14 @@ def last_words(log: Path) -> str:
     except OSError as error:
         return f"(no log: {error.strerror})"
     lines = [line.strip()[:LAST_CHARS] for line in text.splitlines() if line.strip()]
-    return " / ".join(lines[-LAST_LINES:]) or "(it printed nothing)"
+    errors = [line for line in lines[:-LAST_LINES] if _RAY_ERROR.match(line)]
+    return " / ".join([*errors[-1:], *lines[-LAST_LINES:]]) or "(it printed nothing)"
+
+
+def has_dashboard(ray_pid: int) -> bool:
+    """Return whether a dashboard runs below `ray start`: one that cannot listen is not started, and Ray goes on."""
+    programs = below(psutil.Process(ray_pid))
+    return any(word.endswith(_SERVERS[GCS]) for program in programs for word in _known(program.cmdline, []))
 
 
 def stack_of(pid: int) -> str:

@@ -123,7 +123,7 @@ class Follower:
     async def _wait_for_end(self) -> JobInfo:
         pace = Pace(self.cluster, STATUS_POLL_S)
         again = command("raydebug", "job", "logs", "-f", self.submission_id) + name_option(self.cluster.name)
-        patience = Patience("Ray's dashboard", f"the job goes on; follow it again: {again}")
+        patience = Patience(self.cluster, "Ray's dashboard", f"the job goes on; follow it again: {again}")
         while True:
             try:
                 info = await asyncio.to_thread(self._dashboard.job, self.submission_id)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 
 from raydebug import render
+from raydebug.cluster.kinds import kind_of
+from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import Exit, RaydebugError
 
-SAID_AFTER_S, GIVEN_UP_AFTER_S = 3.0, 50.0  # a VPN that reconnects; a cluster that has ended is not told from it yet
+SAID_AFTER_S, GIVEN_UP_AFTER_S = 3.0, 300.0  # a VPN that reconnects, a head that is restarted
 REFUSALS = ("gateway.refused", "auth.wrong-token", "ray.unknown", "cluster.port-of-another")  # which no patience helps
 
 
@@ -15,12 +17,13 @@ class Patience:
     """Bears with a server while it is away.
 
     Args:
+        cluster: where it is; one that is known to have ended is not waited for.
         who: what is asked, as the beginning of a sentence.
         goes_on: what goes on meanwhile, and how to wait for it again; for the error that gives up.
     """
 
-    def __init__(self, who: str, goes_on: str) -> None:
-        self._who, self._goes_on = who, goes_on
+    def __init__(self, cluster: Cluster, who: str, goes_on: str) -> None:
+        self._cluster, self._who, self._goes_on = cluster, who, goes_on
         self._away_since: float | None = None
         self._is_said = False
 
@@ -34,7 +37,7 @@ class Patience:
         """Note that there was no answer.
 
         Raises:
-            RaydebugError: it is a refusal, or there has been no answer for GIVEN_UP_AFTER_S.
+            RaydebugError: it is a refusal, the cluster has ended, or there has been no answer for GIVEN_UP_AFTER_S.
         """
         if error.code in REFUSALS:
             raise error
@@ -46,6 +49,13 @@ class Patience:
                 f"{self._who} has not answered for {GIVEN_UP_AFTER_S:.0f} s", cause=error.cause,
                 fix=self._goes_on, code="cluster.away", exit_code=Exit.SESSION_LOST,
             ) from error  # fmt: skip
-        if away_s > SAID_AFTER_S and not self._is_said:
-            self._is_said = True
-            render.say(f"{self._who} does not answer; waiting for it (Ctrl-C leaves)")
+        if away_s > SAID_AFTER_S:
+            if why := kind_of(self._cluster).why_ended():
+                name = self._cluster.name
+                raise RaydebugError(
+                    f"cluster '{name}' has ended", cause=why, code="cluster.ended", exit_code=Exit.SESSION_LOST,
+                    fix=f"see `raydebug ps{name_option(name)}`; its jobs are lost",
+                ) from error  # fmt: skip
+            if not self._is_said:
+                self._is_said = True
+                render.say(f"{self._who} does not answer; waiting for it (Ctrl-C leaves)")
