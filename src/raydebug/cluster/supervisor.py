@@ -42,6 +42,8 @@ class Supervisor(Keeper):
             self._keep()
         finally:
             self._end_all()
+            if not self.stopping and self._use is not None:  # a `run` that was killed has nobody else who does it
+                state.forget(self.cluster)
 
     def _keep(self) -> None:
         failure = self._not_private() or self._take_ports()
