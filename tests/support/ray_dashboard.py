@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from raydebug.cluster.dashboard import NO_AGENT_YET
+
 JOB = "raydebug-000000-b3a000"
 HEAD = {"node_id": "n1", "node_ip": "127.0.0.1", "state": "ALIVE", "is_head_node": True, "resources_total": {}}
 _WEBSOCKET = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
@@ -37,6 +39,7 @@ class RayDashboard:
         self._status = "RUNNING"
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self.has_agent = True  # that takes jobs
         self.stops = 0  # requests to stop the job
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -112,6 +115,7 @@ class RayDashboard:
             else:
                 body = self._answer(method, path.partition("?")[0]).encode(errors="surrogateescape")
                 refuses = path.endswith(f"{JOB}/logs") and "\udce9" in self._log  # Ray's UnicodeDecodeError
+                refuses |= body == NO_AGENT_YET.encode()
                 status = b"500 Internal Server Error" if refuses else b"200 OK"
                 head = b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
                 writer.write(head + body)
@@ -125,6 +129,11 @@ class RayDashboard:
     def _answer(self, method: str, path: str) -> str:
         if self._body is not None:
             return self._body
+        if (method, path) == ("POST", "/api/jobs/"):
+            if not self.has_agent:
+                self.has_agent = True
+                return NO_AGENT_YET
+            return json.dumps({"submission_id": JOB})
         if method == "POST":
             self.stops += 1
             self._change(_code=None, _status="STOPPED")

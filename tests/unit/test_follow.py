@@ -22,11 +22,13 @@ import pytest
 from ray_dashboard import JOB, RayDashboard
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.state import Cluster, Remote
+from raydebug.errors import RaydebugError
 from raydebug.jobs import resource_requests, submit
 from raydebug.jobs.deaths import DeathWatch
 from raydebug.jobs.follow import Explanation, _explained, _what_becomes_of
 from raydebug.jobs.follower import DEMAND_AT_MOST_S, DEMAND_POLL_S, Follower
 from raydebug.jobs.pace import MOST_S, Pace
+from raydebug.jobs.patience import Patience
 
 FOLLOW = ("-m", "raydebug", "job", "logs", "-f", JOB)
 LOST = f"note: standard output is lost (%s); job {JOB} is followed without it\n"
@@ -140,6 +142,27 @@ def test_a_dashboard_that_is_away(dashboard: RayDashboard, verb: list[str]) -> N
         assert follower.returncode == 3
     if "logs" in verb:
         assert out == "line 2\n"
+
+
+def test_a_head_that_takes_no_job_yet(dashboard: RayDashboard, tmp_path: Path) -> None:
+    """A job is submitted again while Ray says that no agent takes it yet."""
+    dashboard.has_agent = False
+    there = Cluster("mine", "c", "joined", tmp_path, tmp_path, "", {"dashboard": dashboard.port})
+    assert Dashboard(there).submit_job("true", submission_id=JOB, env={}) == JOB
+
+
+def test_no_patience_with_a_cluster_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dashboard that is away is waited for, unless the supervisor that keeps it has ended."""
+    passed = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: passed)
+    cluster = Cluster("mine", "c", "local", tmp_path, tmp_path, "")
+    patience = Patience(cluster, "Ray's dashboard", "wait for it again")
+    away = RaydebugError("it does not answer", cause="refused", fix="", code="cluster.no-answer")
+    patience.failed(away)
+    passed = 4.0
+    with pytest.raises(RaydebugError, match="cluster 'mine' has ended") as ended:
+        patience.failed(away)
+    assert "its supervisor is gone" in ended.value.cause
 
 
 def test_follow_again(dashboard: RayDashboard, tmp_path: Path) -> None:

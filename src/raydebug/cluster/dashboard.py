@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import urlsplit
@@ -27,6 +28,8 @@ ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})  # ray 2.60.0 dashboard/mo
 ANSWER_CHARS = 80  # shown of an answer that is not Ray's
 OWN_JOBS = ("raydebug-gateway-", "raydebug-nodes-")  # raydebug's own on a joined cluster; no job of the user's
 PACKAGE_TIMEOUT_S = 120.0
+# The whole answer while a head starts, with status 500 (ray 2.60.0 dashboard/modules/job/job_head.py).
+NO_AGENT_YET, AGENT_COMES_WITHIN_S = "No available agent to submit job, please try again later.", 30.0
 # Else each piece of a file begins with a 1. Source: ray 2.41.0 dashboard/modules/state/state_head.py get_logs; 2.52.1
 # and later ones take no `format`, and send the file as it is.
 AS_TEXT = {"format": "text"}
@@ -268,7 +271,14 @@ class Dashboard:
         if folder in copies_on(self.cluster):
             there["working_dir"] = f"gcs://{folder.rpartition('/')[2]}.zip"
         body = {"entrypoint": entrypoint, "submission_id": submission_id, "runtime_env": there}
-        return str(self._ask("POST", "/api/jobs/", "submission_id", of=str, json=body))
+        deadline = time.monotonic() + AGENT_COMES_WITHIN_S
+        while True:
+            try:
+                return str(self._ask("POST", "/api/jobs/", "submission_id", of=str, json=body))
+            except RaydebugError as error:
+                if error.cause != NO_AGENT_YET or time.monotonic() > deadline:
+                    raise
+            time.sleep(1.0)
 
     def has_package(self, name: str) -> bool:
         """Return whether Ray has a package; for the next 10 minutes it keeps it without a job, too."""

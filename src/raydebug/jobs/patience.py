@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from raydebug import render
@@ -50,7 +51,10 @@ class Patience:
                 fix=self._goes_on, code="cluster.away", exit_code=Exit.SESSION_LOST,
             ) from error  # fmt: skip
         if away_s > SAID_AFTER_S:
-            if why := kind_of(self._cluster).why_ended():
+            why = None
+            with contextlib.suppress(RaydebugError):  # who keeps it may be away as well
+                why = kind_of(self._cluster).why_ended()
+            if why is not None:
                 name = self._cluster.name
                 raise RaydebugError(
                     f"cluster '{name}' has ended", cause=why, code="cluster.ended", exit_code=Exit.SESSION_LOST,
