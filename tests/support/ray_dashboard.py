@@ -39,6 +39,7 @@ class RayDashboard:
         self._status = "RUNNING"
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self.hangs_at_end = False  # its tables, once the job has ended
         self.has_agent = True  # that takes jobs
         self.stops = 0  # requests to stop the job
         self._writers: set[asyncio.StreamWriter] = set()
@@ -105,6 +106,8 @@ class RayDashboard:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             method, path, _ = head.split(" ", 2)
+            if self.hangs_at_end and self._status != "RUNNING" and path.startswith("/api/v0"):
+                await self._over.wait()
             if path.endswith("/logs/tail"):
                 await self._tail(head, writer)
             elif "/logs/stream?" in path:

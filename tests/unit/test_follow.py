@@ -144,6 +144,19 @@ def test_a_dashboard_that_is_away(dashboard: RayDashboard, verb: list[str]) -> N
         assert out == "line 2\n"
 
 
+def test_ctrl_c_while_the_end_is_explained(dashboard: RayDashboard) -> None:
+    """After the job's end Ctrl-C leaves with the job's code, whatever is still asked of a dashboard that hangs."""
+    dashboard.hangs_at_end = True
+    argv = ["env", "--default-signal=INT", sys.executable, *FOLLOW]
+    follower = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert follower.stderr is not None
+    dashboard.end(3)
+    assert any(" failed: " in line for line in follower.stderr)
+    follower.send_signal(signal.SIGINT)
+    said = follower.communicate(timeout=8)[1]
+    assert (follower.returncode, "next: raydebug diagnose" in said) == (3, True)
+
+
 def test_a_head_that_takes_no_job_yet(dashboard: RayDashboard, tmp_path: Path) -> None:
     """A job is submitted again while Ray says that no agent takes it yet."""
     dashboard.has_agent = False

@@ -115,7 +115,7 @@ def in_a_folder_of_another_user(path: Path) -> None:
     [
         (as_link, "it is a link to {parent}/elsewhere", "remove the link {path}"),
         (open_to_all, "its mode is 0777, not 0700", "chmod 700 {path}"),
-        (of_another_user, "it belongs to uid 4321, not to 0", "remove the folder {path}"),
+        (of_another_user, "it belongs to uid 4321, not to 0", private_folders.OTHERS.format(4321)),
         (in_a_folder_for_all, "every user may replace what is in {parent} (mode 0777, no sticky bit)",
          "chmod o-w {parent}, or use another folder (TMPDIR, XDG_STATE_HOME, --folder)"),
         (in_a_folder_of_a_group, "the group 4321 may replace what is in {parent} (mode 2775, no sticky bit)",

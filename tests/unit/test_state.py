@@ -91,7 +91,7 @@ def test_file_system_without_locks(monkeypatch):
     for wait in (False, True):
         with pytest.raises(RaydebugError) as failure, locks.only_one("mine", wait=wait):
             pass
-        assert failure.value.code == "state.unwritable"
+        assert failure.value.code == "state.no-locks"
         assert failure.value.cause == f"{state.clusters_dir() / 'mine.lock'}: No locks available"
         assert "XDG_STATE_HOME" in failure.value.fix
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
-from raydebug.cluster.locks import open_lock
+from raydebug.cluster.locks import flock, open_lock
 from raydebug.cluster.state import Cluster, writing
 from raydebug.settings.files import atomic_write
 
@@ -76,7 +76,7 @@ def with_local_names(cluster: Cluster, text: str, *, is_json: bool = False) -> s
 def _changing(cluster: Cluster) -> Iterator[KnownFolders]:
     """Yield what is known, and write it; another verb that notes something waits meanwhile."""
     with writing(cluster.folder), open_lock(f"{cluster.name}.folders") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        flock(lock, fcntl.LOCK_EX)
         known = read_known(cluster)
         yield known
         atomic_write(cluster.folder / FILE, json.dumps(known))

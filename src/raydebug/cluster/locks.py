@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 from collections.abc import Iterator
-from pathlib import Path
 from typing import BinaryIO
 
 from raydebug import render
 from raydebug.cluster.state import check_name, clusters_dir, writing
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.settings.files import open_private
 
 
@@ -22,20 +21,19 @@ def only_one(name: str, *, wait: bool = False) -> Iterator[None]:
         RaydebugError: another `up` of this name is running, and this one shall not wait for it.
     """
     with open_lock(f"{check_name(name)}.lock") as file:
-        with writing(Path(file.name)):  # some file systems have no locks
-            try:
-                if wait:
-                    _wait_for(file, fcntl.LOCK_EX, f"another `raydebug` starts cluster '{name}': waiting for it")
-                else:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise RaydebugError(
-                    f"another `raydebug up` of cluster '{name}' is at work",
-                    cause=f"it holds the lock {file.name}",
-                    fix="wait for it, or choose another name with --name",
-                    code="cluster.starting",
-                    exit_code=Exit.TAKEN,
-                ) from error
+        try:
+            if wait:
+                _wait_for(file, fcntl.LOCK_EX, f"another `raydebug` starts cluster '{name}': waiting for it")
+            else:
+                flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RaydebugError(
+                f"another `raydebug up` of cluster '{name}' is at work",
+                cause=f"it holds the lock {file.name}",
+                fix="wait for it, or choose another name with --name",
+                code="cluster.starting",
+                exit_code=Exit.TAKEN,
+            ) from error
         yield
 
 
@@ -62,14 +60,14 @@ class Use:
     def is_last(self) -> bool:
         """Return whether nobody else uses the cluster, and hold the lock alone then; else it is given up."""
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
 
     def give_up(self) -> None:
         """Let others hold the lock."""
-        fcntl.flock(self._file, fcntl.LOCK_UN)
+        flock(self._file, fcntl.LOCK_UN)
 
 
 def open_lock(name: str) -> BinaryIO:
@@ -79,10 +77,29 @@ def open_lock(name: str) -> BinaryIO:
         return open_private(path)
 
 
+def flock(file: BinaryIO, kind: int) -> None:
+    """Take or free a lock.
+
+    Raises:
+        BlockingIOError: another has it.
+        UsageError: the file system has no locks, as Lustre's without `-o flock`.
+    """
+    try:
+        fcntl.flock(file, kind)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise UsageError(
+            "raydebug cannot lock the files of its state", cause=f"{file.name}: {error.strerror or error}",
+            fix="name a folder on a file system with locks, such as a local disk: XDG_STATE_HOME=DIR",
+            code="state.no-locks",
+        ) from error  # fmt: skip
+
+
 def _wait_for(file: BinaryIO, kind: int, why: str) -> None:
     """Take a lock; where that has to wait, say why."""
     try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         render.say(why)
-        fcntl.flock(file, kind)
+        flock(file, kind)

@@ -15,6 +15,8 @@ from pathlib import Path
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import is_strangers
 
+OTHERS = "run raydebug as uid {}, or with another folder for what it keeps: XDG_STATE_HOME=DIR"
+
 
 def make_temporary(prefix: str, most_bytes: int) -> Path:
     """Return a new private folder with an unpredictable name, in TMPDIR, or in /tmp where its path would be too long.
@@ -62,7 +64,7 @@ def check_private(path: Path, *, is_file: bool = False) -> None:
     if not (stat.S_ISREG if is_file else stat.S_ISDIR)(found.st_mode):
         raise _refuse(path, f"it is not a {'regular file' if is_file else 'folder'}", f"remove {path}")
     if found.st_uid != os.geteuid():
-        raise _refuse(path, f"it belongs to uid {found.st_uid}, not to {os.geteuid()}", f"remove the folder {path}")
+        raise _refuse(path, f"it belongs to uid {found.st_uid}, not to {os.geteuid()}", OTHERS.format(found.st_uid))
     if found.st_mode & 0o077:
         mode = "0600" if is_file else "0700"
         raise _refuse(path, f"its mode is {found.st_mode & 0o7777:04o}, not {mode}", f"chmod {mode[1:]} {path}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -18,6 +19,8 @@ from raydebug.settings.files import atomic_write, state_dir
 
 DEFAULT_NAME = "default"
 TOKEN_BYTES = 32
+UNWRITABLE = "make the folder yours, or name another one: XDG_STATE_HOME=DIR"
+FULL = "free some room there, or name another folder: XDG_STATE_HOME=DIR"
 KEPT_LOG_BYTES, KEPT_LOGS = 256 * 1024, 100  # of a cluster that has failed: of each log, and how many of Ray's
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
@@ -280,7 +283,7 @@ def writing(path: Path) -> Iterator[None]:
         raise UsageError(
             "raydebug cannot write its state",
             cause=f"{path}: {error.strerror or error}",
-            fix="make the folder yours, or name another one: XDG_STATE_HOME=DIR",
+            fix=FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else UNWRITABLE,
             code="state.unwritable",
         ) from error
 
@@ -346,7 +349,7 @@ def read_record(name: str) -> Cluster | None:
         raise RaydebugError(
             f"the record of cluster '{name}' cannot be read",
             cause=f"{path}: {error}",
-            fix=f"remove the folder {path.parent}",
+            fix=UNWRITABLE if isinstance(error, PermissionError) else f"remove the folder {path.parent}",
             code="cluster.bad-record",
         ) from error
 

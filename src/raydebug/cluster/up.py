@@ -27,7 +27,7 @@ from typing import Any
 
 from raydebug import render
 from raydebug.cluster import state
-from raydebug.cluster.locks import open_lock
+from raydebug.cluster.locks import flock, open_lock
 from raydebug.errors import Exit, RaydebugError, UsageError
 
 # Ray's default range for workers is 10002-19999, the kernel's for outgoing connections 32768-60999. Tests that run side
@@ -183,7 +183,7 @@ def refuse_other_ports(options: UpOptions, running: state.Cluster) -> None:
 def choosing_ports(name: str) -> Iterator[list[int]]:
     """Hold the lock under which ports are chosen, and yield the ports of all other clusters."""
     with open_lock("ports.lock") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        flock(file, fcntl.LOCK_EX)
         taken: list[int] = []
         for other in state.known_names():
             try:

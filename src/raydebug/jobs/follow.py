@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -103,15 +104,25 @@ async def _until_end(follower: Follower, recorder: Recorder, watched: asyncio.Fu
     first_of: set[asyncio.Future[Any]] = {following, waiting, watched}
     await asyncio.wait(first_of, return_when=asyncio.FIRST_COMPLETED)
     if following.done():
-        waiting.cancel()
         try:
             outcome = following.result()
         except resource_requests.Unsatisfiable as refusal:
+            waiting.cancel()
             await asyncio.to_thread(_give_up, cluster, submission_id, recorder, refusal)
             raise
         for leaving in LEAVING:  # to explain a failure may take long: from here on they end this process
             asyncio.get_running_loop().remove_signal_handler(leaving)
-        return await asyncio.to_thread(_say_outcome, cluster, outcome, recorder, explain)
+        explaining = asyncio.ensure_future(asyncio.to_thread(_say_outcome, cluster, outcome, recorder, explain))
+        await asyncio.wait({explaining, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if explaining.done():
+            waiting.cancel()
+            return explaining.result()
+        render.say(f"left before the end was explained; next: raydebug diagnose {submission_id}")
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(
+            outcome.exit_code
+        )  # a thread that waits for a dashboard cannot be ended; a cluster of ours ends itself
     if watched.done():
         waiting.cancel()
         await _stop(follower, following, signals)

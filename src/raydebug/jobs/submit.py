@@ -117,7 +117,19 @@ def folder_of(entrypoint: str) -> str | None:
 
 
 def job_entrypoint(job: Job) -> str:
-    """Return the shell line that Ray's head runs: it changes the folder and becomes the command."""
+    """Return the shell line that Ray's head runs: it changes the folder and becomes the command.
+
+    Raises:
+        UsageError: it is not UTF-8, as Ray's JSON is.
+    """
+    for text in (job.working_dir, *job.command):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                "the job's command or folder is not UTF-8", cause=f"Ray takes no other text: {text!r}",
+                fix="rename the file or folder, or pass its name by a file", code="run.not-utf-8",
+            ) from error  # fmt: skip
     return f"cd {shlex.quote(job.working_dir)} && exec {shlex.join(job.command)}"
 
 
