@@ -8,9 +8,10 @@ import pytest
 
 from raydebug.cluster import kind as base
 from raydebug.cluster import kinds
+from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.growing_log import GrowingLog
 from raydebug.cluster.kinds import LocalKind
-from raydebug.cluster.state import Cluster
+from raydebug.cluster.state import Cluster, Remote
 
 
 @pytest.fixture
@@ -60,3 +61,29 @@ def test_services(kind: LocalKind) -> None:
     """A cluster on this machine has the logs of two services; one in containers has three."""
     assert kind.services == ("head", "gateway")
     assert kinds.ComposeKind.services == kinds.ByHandKind.services == ("head", "worker", "gateway")
+
+
+def test_follow_a_log_whose_lines_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a joined cluster's log each line is shown once as it grows, also of one that is cut at its beginning."""
+    joined = Cluster(
+        "c",
+        "",
+        "joined",
+        tmp_path,
+        tmp_path,
+        "",
+        remote=Remote("http://h:1", "h:2", str(tmp_path / "t"), head="h", job="j"),
+    )
+    (tmp_path / "t").write_text("0" * 64)
+    logs = ["tick\n", "tick\ntick\nlo", "tick\ntick\nlost\ntick\n", "lost\ntick\ntick\n"]
+    kind = kinds.JoinedKind(joined)
+    monkeypatch.setattr(kinds, "FOLLOW_EVERY_S", 0.0)
+    monkeypatch.setattr(kinds, "REMEMBERED", 10)
+    monkeypatch.setattr(Dashboard, "job_logs", lambda *_: logs.pop(0))
+    monkeypatch.setattr(kind, "why_gateway_down", lambda: None if logs[1:] else "it has ended")
+    kind.show_logs(None, follow=True)
+    assert capsys.readouterr().out.split("gateway | ")[1:] == [
+        f"{line}\n" for line in ("tick", "tick", "lost", "tick", "tick")
+    ]

@@ -224,17 +224,19 @@ class JoinedKind(Kind):
 
     def show_logs(self, service: str | None, *, follow: bool) -> int:
         """Print the log of the gateway's job; its end ends `follow`."""
-        shown = ""  # the end of what was printed
+        shown = ""  # the log that was printed
         while True:
             is_over = not follow or self.why_gateway_down() is not None
             log = Dashboard(self.cluster).job_logs(self.cluster.there.job)
             if not is_over:
                 log = log[: log.rfind("\n") + 1]
-            # A host sends the end of a log only: it may begin later than the one before.
-            fresh = log.rpartition(shown)[2] if shown else log
-            for line in fresh.splitlines():
+            # Of a long log only the end is sent, which may begin later than the one before. Lines may repeat: better
+            # some of them twice than one that is not shown.
+            place = shown if log.startswith(shown) else shown[-REMEMBERED:]
+            fresh = log.partition(place)[2] if place and place in log else log
+            for line in fresh.removesuffix("\n").split("\n") if fresh else ():
                 render.out(f"gateway | {render.visible(line)}")
-            shown = (shown + fresh)[-REMEMBERED:]
+            shown = log
             if is_over:
                 return Exit.OK
             time.sleep(max(FOLLOW_EVERY_S, self.cluster.least_poll_s))
