@@ -19,7 +19,7 @@ from raydebug.cluster.compose.image import commit_arguments
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.head_requests import submit_request
 from raydebug.cluster.joined_job import run_here
-from raydebug.cluster.known_folders import copies_on, note_copy, note_shared, read_known, with_local_names
+from raydebug.cluster.known_folders import KEPT_COPIES, copies_on, note_copy, note_shared, read_known, with_local_names
 from raydebug.cluster.runner import NodeRunner
 from raydebug.cluster.state import Cluster, Remote
 from raydebug.cluster.working_folder import folder_on_nodes, list_files, pack
@@ -410,6 +410,14 @@ def test_breakpoints_of_a_running_job(cluster, monkeypatch):
     with pytest.raises(RaydebugError):
         NodeRunner(cluster, "127.0.0.1", at=THERE).run_python(["-c", ""], here)
     assert asked[0]["folder"] == THERE
+
+
+def test_a_copy_with_a_running_job_is_kept(cluster):
+    """Of many copies the last ones stay known, and the one that a job which runs is in."""
+    others = [f"{THERE}{number}" for number in range(KEPT_COPIES + 1)]
+    for there in (THERE, NEWER, *others):
+        note_copy(cluster, Path("/my/project"), there, [f"cd {THERE} && exec x"])
+    assert list(copies_on(cluster)) == [*others[:0:-1], THERE]
 
 
 def test_packages(cluster, monkeypatch):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -52,11 +52,12 @@ def note_shared(cluster: Cluster, here: Path, *, shared: bool) -> None:
         known["shared"][str(here)] = shared
 
 
-def note_copy(cluster: Cluster, here: Path, there: str) -> None:
-    """Remember the newest copy of a folder."""
+def note_copy(cluster: Cluster, here: Path, there: str, in_use: Sequence[str] = ()) -> None:
+    """Remember the newest copy of a folder, and of the others the last ones and those that these command lines name."""
     with _changing(cluster) as known:
         others = [(path, of) for path, of in known["copies"].items() if path != there]
-        known["copies"] = dict([(there, str(here)), *others][:KEPT_COPIES])
+        used = [copy for copy in others[KEPT_COPIES - 1 :] if any(copy[0] in line for line in in_use)]
+        known["copies"] = dict([(there, str(here)), *others[: KEPT_COPIES - 1], *used])
 
 
 def copies_on(cluster: Cluster) -> dict[str, str]:

@@ -24,9 +24,9 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from raydebug import process, render
-from raydebug.cluster.dashboard import Dashboard
+from raydebug.cluster.dashboard import ENDED, Dashboard
 from raydebug.cluster.head_requests import ANSWER_LIMIT_S, ask_nodes
-from raydebug.cluster.known_folders import PACKAGE_PREFIX, note_copy, note_shared, read_known
+from raydebug.cluster.known_folders import KEPT_COPIES, PACKAGE_PREFIX, note_copy, note_shared, read_known
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import state_dir
@@ -83,7 +83,8 @@ def folder_on_nodes(cluster: Cluster, here: Path, *, as_it_is: bool) -> str:
     there = next((there for there, of in known["copies"].items() if of == str(here)), None)
     if there is None or as_it_is or not Dashboard(cluster).has_package(Path(there).name):
         there = _copy(cluster, here)
-        note_copy(cluster, here, there)
+        jobs = Dashboard(cluster).submitted_jobs() if len(known["copies"]) >= KEPT_COPIES else []
+        note_copy(cluster, here, there, [job["entrypoint"] for job in jobs if job["status"] not in ENDED])
     return there
 
 
