@@ -458,7 +458,7 @@ class Dashboard:
                 cause=f"{self.cluster.dashboard} is answered by another user of this machine, uid {uid};"
                 " the token was not sent",
                 fix=self._where_to_look()
-                if self._cluster.has_gateway
+                if self.cluster.has_gateway
                 else "if Ray is that user's, name the token's file that the user owns, RAY_AUTH_TOKEN_PATH=FILE; else"
                 " start Ray again, and see with `ss -tlnp` that the port is its own",
                 code="cluster.port-of-another",

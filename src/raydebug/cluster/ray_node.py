@@ -222,8 +222,8 @@ def last_words(log: Path) -> str:
 
 def has_dashboard(ray_pid: int) -> bool:
     """Return whether a dashboard runs below `ray start`: one that cannot listen is not started, and Ray goes on."""
-    programs = below(psutil.Process(ray_pid))
-    return any(word.endswith(_SERVERS[GCS]) for program in programs for word in _known(program.cmdline, []))
+    argvs: list[list[str]] = [_known(program.cmdline, []) for program in below(psutil.Process(ray_pid))]
+    return any(word.endswith(_SERVERS[GCS]) for argv in argvs for word in argv)
 
 
 def stack_of(pid: int) -> str:
