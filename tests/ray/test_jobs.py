@@ -126,15 +126,17 @@ def test_follow_as_run_does(cluster: Cluster) -> None:
 
 EXPORTS = """
 export PYTHONPATH=$PWD/fork:$PYTHONPATH COLOUR=red NCCL_DEBUG=INFO MY_API_KEY=hush RAY_COLOUR=red
+for n in $(seq 240); do export "BIG_$n=$(printf '%0600d' $n)"; done
 python driver.py | cat
 """
 DRIVER = """
 import os, ray
-ray.init(runtime_env={"env_vars": {"NCCL_DEBUG": "WARN"}})
+ray.init(runtime_env={"env_vars": {"NCCL_DEBUG": "WARN", "RAYDEBUG_JOB": os.environ["RAYDEBUG_JOB"]}})
 @ray.remote
 def seen():
     import paper
-    return [paper.NAME, *(os.environ.get(name) for name in ("COLOUR", "NCCL_DEBUG", "MY_API_KEY", "RAY_COLOUR"))]
+    names = ("COLOUR", "NCCL_DEBUG", "MY_API_KEY", "RAY_COLOUR")
+    return [paper.NAME, len(os.environ["BIG_240"]), *(os.environ.get(name) for name in names)]
 print("seen:", ray.get(seen.remote()))
 """
 
@@ -150,5 +152,5 @@ def test_exports_of_a_script_reach_the_workers(cluster: Cluster, tmp_path: Path)
     done = subprocess.run(argv, cwd=tmp_path, timeout=90, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                           check=False)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "seen: ['ours', 'red', 'WARN', None, None]" in done.stdout
-    assert "raydebug: workers get what the script exports: COLOUR, NCCL_DEBUG, PYTHONPATH" in done.stdout + done.stderr
+    assert "seen: ['ours', 600, 'red', 'WARN', None, None]" in done.stdout
+    assert "BIG_99, COLOUR, NCCL_DEBUG, PYTHONPATH" in done.stdout + done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from raydebug.report.run import run_page
 from raydebug.runs.folder import LOG, SNAPSHOTS, STACKS, RunFolder
 from raydebug.runs.record import read_document
 from raydebug.trainers.registry import words
+from raydebug.worker import script_exports
 from run_documents import failed_run
 from snapshot_files import crashed_reward, write
 
@@ -353,7 +355,25 @@ def test_variables_of_the_command() -> None:
     command = ["/usr/bin/env", "-uX", *given, "python", "B=2"]
     job = Job(command=command, working_dir="/w w", variables={"C": "3"})
     found = job_variables(job, "raydebug-1")
-    assert {name: value for name, value in found.items() if not name.startswith("RAYDEBUG")} == {"A": "1", "C": "3"}
+    others = {"A": "1", "C": "3", "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}  # without it a job refuses what ray.init gives
+    assert {name: value for name, value in found.items() if not name.startswith("RAYDEBUG")} == others
     assert found["RAYDEBUG_PATCHES"] == "p"
     assert folder_of(job_entrypoint(job)) == "/w w"
     assert folder_of("python x.py") is None
+
+
+@pytest.mark.parametrize("length", [2, 600])
+def test_exports_of_any_length(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    """Exports that do not fit into the argument that starts a worker are packed; what ray.init gives wins over them."""
+    before, now = {"PATH": "/bin", "N1": "a"}, {f"N{i}": "x" * length for i in range(240)}
+    monkeypatch.setattr(script_exports, "_entrypoint_environ", lambda: before)
+    monkeypatch.setattr(script_exports, "_environ", lambda _pid: {**before, **now})
+    monkeypatch.setenv(script_exports.JOB_CONFIG, json.dumps({"runtime_env": {"env_vars": {"N1": "a"}}}))
+    for _driver_and_its_child in range(2):
+        script_exports.share_exports()
+    shared = os.environ[script_exports.JOB_CONFIG]
+    assert len(shared) < 128 * 1024
+    given = {**json.loads(shared)["runtime_env"]["env_vars"], "N2": "ray.init"}
+    assert ("RAYDEBUG_EXPORTS" in given) == (length == 600)
+    seen = script_exports.unpack(given) if length == 600 else given
+    assert seen == {**now, "N2": "ray.init"}

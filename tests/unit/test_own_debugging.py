@@ -69,6 +69,43 @@ print("went on")
 """
 
 
+STDIN_DEBUGGERS = """\
+import code, debugpy, io, pdb, sys, types
+class Ipdb(pdb.Pdb):  # as IPython's and torch's
+    def set_trace(self, frame=None):
+        super().set_trace(frame or sys._getframe().f_back)
+    def interaction(self, *arguments):
+        super().interaction(*arguments)
+pdb.set_trace()
+pdb.Pdb().set_trace()
+Ipdb().set_trace()
+code.interact(local=locals())
+debugpy.breakpoint()
+try:
+    {}["a"]
+except KeyError:
+    pdb.post_mortem()
+from IPython.terminal.embed import embed
+embed()
+own = io.StringIO()
+pdb.Pdb(stdin=io.StringIO("p 6 * 7\\nc\\n"), stdout=own).set_trace()
+sys.stdin = io.StringIO("c\\n")
+pdb.set_trace()
+print("went on", "42" in own.getvalue())
+"""
+
+
+async def test_debuggers_that_read_an_empty_stdin(gateway):
+    """pdb, its subclasses, code.interact and debugpy.breakpoint() pause; a pdb that has commands to read reads them."""
+    package = gateway.folder / "IPython" / "terminal"
+    package.mkdir(parents=True)
+    (package / "embed.py").write_text("def embed(**options):\n    raise EOFError\n")
+    program = gateway.start(STDIN_DEBUGGERS)
+    assert [(await go_on(gateway))["line"] for _ in range(7)] == [7, 8, 9, 10, 11, 13, 17]
+    out, err = said(program)
+    assert (out.endswith("went on True\n"), "Traceback" in err) == (True, False), out + err
+
+
 async def test_program_that_imports_debugpy_while_a_thread_pauses(gateway):
     """An import of debugpy that has begun when another thread comes to its first breakpoint ends, and both go on."""
     program = gateway.start(IMPORTS_WHILE_A_THREAD_PAUSES)

@@ -13,6 +13,10 @@ import sys
 
 from raydebug.protocol import variables
 
+TYPE_CHECKING = False  # as in startup.py
+if TYPE_CHECKING:
+    from typing import Any
+
 fork_guard = _thread.RLock()
 """Held by a thread while it imports our code or the debugger, or dials in for its pydevd: a fork waits for that.
 
@@ -48,6 +52,12 @@ def log(text: str) -> None:
         sys.stderr.flush()
     except Exception:  # noqa: BLE001 - a program may have replaced stderr; contextlib costs each start of Python 4 ms
         pass
+
+
+def replace(module: Any, name: str, stand_in: Any) -> None:
+    """Put a function of ours in place of a module's; it is printed, and pickled, by the module's name."""
+    stand_in.__module__, stand_in.__name__, stand_in.__qualname__ = module.__name__, name, name
+    setattr(module, name, stand_in)
 
 
 def text_of(error: BaseException | None) -> str:

@@ -46,7 +46,9 @@ class _HookedLoader(SourceFileLoader):
         hook = sys.breakpointhook
         super().exec_module(module)
         sys.breakpointhook = hook  # debugpy puts its own in place
-        if self._hook is _nothing:  # without the guard: who holds it may be waiting for this import of debugpy
+        # Without the guard: debugpy imports these, and who holds the guard may be waiting for that import.
+        if self._hook in (_nothing, _hook_debugpy, _hook_stdin_debuggers):
+            self._hook(module)
             return
         with worker.fork_guard:  # it imports more of our code
             self._hook(module)
@@ -65,7 +67,7 @@ def watch_threads(module: ModuleType) -> None:
             note_uncaught(arguments.exc_value, arguments.exc_traceback)
         previous(arguments)
 
-    module.excepthook = excepthook  # type: ignore[attr-defined]
+    worker.replace(module, "excepthook", excepthook)
 
 
 def note_uncaught(error: BaseException, trace: TracebackType | None) -> None:
@@ -102,7 +104,7 @@ def _hook_children(module: ModuleType) -> None:
             _note_crash(sys.exc_info()[1])
         print_exc(*args, **options)
 
-    traceback.print_exc = print_exc_of_child
+    worker.replace(traceback, "print_exc", print_exc_of_child)
 
 
 def _hook_ray_debugger(module: ModuleType) -> None:
@@ -149,6 +151,28 @@ def _open_control_channel(_module: ModuleType) -> None:
         from raydebug.worker import control_channel
 
         control_channel.open_channel()
+
+
+def _hook_stdin_debuggers(module: ModuleType) -> None:
+    from raydebug.worker import stdin_debuggers
+
+    hook = stdin_debuggers.hook_pdb if module.__name__ == "pdb" else stdin_debuggers.hook_console
+    _quietly(hook, module, what=f"pause in {module.__name__}")
+
+
+def _hook_debugpy(module: ModuleType) -> None:
+    # It does nothing where no client is attached; a client of the program's own has been attached to another pydevd.
+    plain = module.breakpoint
+
+    def stop() -> None:
+        with worker.fork_guard:
+            from raydebug.worker import pause, pydevd_session
+        if not worker.debugger_is_ours() or pydevd_session.own_debugger() is not None:
+            plain()
+        else:
+            pause.pause_at(sys._getframe(1), kind="breakpoint")
+
+    worker.replace(module, "breakpoint", stop)
 
 
 def _hook_torch(module: ModuleType) -> None:
@@ -247,7 +271,11 @@ SPANS_IN = ("verl.utils.profiler.performance", "verl.utils.debug.performance", "
 # Source: ray 2.60.0 util/rpdb.py:298 and 343 call `ray.util.debugpy.set_trace` and `_post_mortem`.
 # torch: what a child of a training process (vLLM's engine, a data loader's worker) imports; it takes seconds anyway.
 _ON_LOAD = {
+    "IPython.terminal.embed": _hook_stdin_debuggers,
+    "code": _hook_stdin_debuggers,
     "debugpy._vendored.force_pydevd": _nothing,
+    "debugpy.public_api": _hook_debugpy,
+    "pdb": _hook_stdin_debuggers,
     "ray.util.debugpy": _hook_ray_debugger,
     "ray.util.rpdb": _hook_rpdb,
     "ray._private.function_manager": _hook_function_manager,

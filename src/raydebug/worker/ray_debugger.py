@@ -102,6 +102,10 @@ def hook_runtime_env(module: ModuleType) -> None:
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "py_executable.py")
 
     def exec_worker_with_hook(self: Any, arguments: list[str], language: Any) -> Any:
+        if variables.EXPORTS in self.env_vars:
+            from raydebug.worker import script_exports
+
+            self.env_vars = script_exports.unpack(self.env_vars)
         if _has_another_python(self) and arguments and arguments[0].endswith(".py"):
             arguments = [program, *arguments]
         return exec_worker(self, arguments, language)

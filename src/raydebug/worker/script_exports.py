@@ -11,6 +11,7 @@ import json
 import os
 
 from raydebug import worker
+from raydebug.protocol import variables
 from raydebug.protocol.secrets import is_secret
 
 TYPE_CHECKING = False  # as in startup.py
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # Ray 2.41 to 2.60: _private/runtime_env/constants.py; the job's supervisor gives it to the driver, which merges it with
-# the runtime_env of ray.init (_private/worker.py). With the second variable, ray.init's own values win.
-JOB_CONFIG, DRIVER_WINS = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_OVERRIDE_JOB_RUNTIME_ENV"
+# the runtime_env of ray.init (_private/worker.py).
+JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+# The raylet hands a worker the job's variables in one argument, of which Linux takes 128 KiB.
+ARGUMENT_BYTES = 100_000
 # Of a shell, of Ray (it chooses GPUs), of the debugger's own set-up.
 NOT_SHARED = {"_", "PWD", "OLDPWD", "SHLVL"}
 RAYS_OWN = ("RAY", "CUDA_VISIBLE")
@@ -38,14 +41,36 @@ def share_exports() -> None:
             return
         config = json.loads(os.environ[JOB_CONFIG])
         given = config.setdefault("runtime_env", {}).setdefault("env_vars", {})
-        if given == {**given, **exported}:
-            return  # the parent of this process, a driver too, has done it
         given.update(exported)
-        os.environ[JOB_CONFIG] = json.dumps(config)
-        os.environ.setdefault(DRIVER_WINS, "1")
+        if len(json.dumps(config)) > ARGUMENT_BYTES:
+            _pack(given, exported)
+        if (shared := json.dumps(config)) == os.environ[JOB_CONFIG]:
+            return  # the parent of this process, a driver too, has done it
+        os.environ[JOB_CONFIG] = shared
         worker.log(f"workers get what the script exports: {', '.join(sorted(exported))}")
     except Exception as error:  # noqa: BLE001 - the job runs, with the variables of the cluster
         worker.log(f"workers do not get what the script exports: {type(error).__name__}: {error}")
+
+
+def _pack(given: dict[str, str], exported: Mapping[str, str]) -> None:
+    import base64
+    import zlib
+
+    for name in exported:
+        del given[name]
+    given[variables.EXPORTS] = base64.b64encode(zlib.compress(json.dumps(exported).encode())).decode()
+    if len(json.dumps(given)) > ARGUMENT_BYTES:
+        raise ValueError(f"{len(exported)} variables are too long for the argument that starts a worker")
+
+
+def unpack(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a worker is given with those that were packed; what ray.init has given wins."""
+    import base64
+    import zlib
+
+    rest = dict(given)
+    packed = rest.pop(variables.EXPORTS)
+    return {**json.loads(zlib.decompress(base64.b64decode(packed))), **rest}
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:

@@ -172,7 +172,7 @@ def _end_driver(failure: Exception) -> None:
 
 def install() -> None:
     """Install the hooks for breakpoint(), uncaught errors and imports; apply the profile in a training driver."""
-    sys.breakpointhook = breakpoint_hook
+    worker.replace(sys, "breakpointhook", breakpoint_hook)
     # For children without our hook.
     os.environ.setdefault("PYTHONBREAKPOINT", "raydebug.worker.pause.fallback_breakpoint")
     raydebug.breakpoint = code_breakpoint
@@ -187,7 +187,7 @@ def install() -> None:
         if folder and os.getcwd() == variables.CLUSTER_DIR and os.path.isdir(folder):
             os.chdir(folder)
         return
-    sys.excepthook = excepthook
+    worker.replace(sys, "excepthook", excepthook)
     atexit.register(_at_exit)
     if os.environ.get(variables.PROFILE):
         _apply_profile()
