@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -179,6 +181,51 @@ def test_a_users_faulthandler_stays(gateway: GatewayUnderTest, program: str) -> 
     assert "Fatal Python error: Segmentation fault" in said
     (found,) = ended(gateway)
     assert (found["status"], found["fault"]) == (signal.SIGSEGV, "")
+
+
+SEES_ITSELF = """
+import faulthandler, multiprocessing, os, pickle, signal, sys, threading, time, traceback
+class Mine:
+    def __index__(self): return os.getpid()
+def tried(call):
+    try: return call()
+    except Exception as error: return f"{type(error).__name__}: {error}"
+def report(one): one()
+if __name__ == "__main__":
+    named = (os._exit, os.kill, traceback.print_exc, threading.excepthook, sys.excepthook, sys.breakpointhook,
+             faulthandler.enable, faulthandler.is_enabled)
+    for one in named:
+        data = tried(lambda: pickle.dumps(one))
+        print(type(data), b"raydebug" in data, pickle.loads(data) is one)
+    child = multiprocessing.get_context("spawn").Process(target=report, args=(traceback.print_exc,))
+    print(tried(child.start), tried(child.join), child.exitcode)
+    print([tried(lambda: os.kill(pid, 0)) for pid in (Mine(), "x", 1.5, 2**22 - 3)])
+    print(faulthandler.is_enabled(), faulthandler.disable(), faulthandler.enable(), faulthandler.is_enabled())
+    print(faulthandler.disable(), faulthandler.is_enabled())
+"""
+ALARM = """
+signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(TimeoutError("of the program")))
+words = sys.modules["raydebug.worker.last_words"]
+words._connection[1].acquire()
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+try: os.kill(os.getpid(), signal.SIGCONT)
+except TimeoutError as error: print(error)
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_a_program_sees_its_own_functions(gateway: GatewayUnderTest, tmp_path: Path) -> None:
+    """What is replaced pickles by its own name, takes and refuses the same arguments, and answers for the program."""
+    (tmp_path / "plain.py").write_text(SEES_ITSELF)
+    plain = subprocess.run([sys.executable, tmp_path / "plain.py"], text=True, capture_output=True, check=True).stdout
+    hooked, errors = gateway.start(OPEN + SEES_ITSELF, **JOB).communicate(timeout=60)
+    assert hooked == plain, errors
+
+
+def test_a_signal_handler_raises_while_a_message_waits(gateway: GatewayUnderTest) -> None:
+    """What a signal handler of the program raises while `os.kill` waits to say so reaches the program."""
+    assert gateway.start(OPEN + ALARM, **JOB).communicate(timeout=60)[0] == "of the program\n"
 
 
 def test_an_exit_does_not_wait_for_a_stopped_gateway(gateway: GatewayUnderTest) -> None:

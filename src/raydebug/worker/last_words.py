@@ -8,6 +8,7 @@ SIGKILL is one that said nothing.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import os
 import select
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from operator import index
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 
 # Limit of what a thread of the user waits for another one that sends, and then for a gateway that does not read.
 SEND_S = 0.2
-_plain_exit, _plain_kill, _plain_enable = os._exit, os.kill, faulthandler.enable
+_plain_exit, _plain_kill = os._exit, os.kill
+_plain_faults = {name: getattr(faulthandler, name) for name in ("enable", "disable", "is_enabled")}
 _Connection = tuple[socket.socket, Any]  # and the lock of who sends
 _connection: _Connection | None = None
 _has_faults = False
@@ -40,33 +43,43 @@ def install(connection: socket.socket, sending: Any) -> None:
     global _connection, _has_faults
     _connection = connection, sending
     if os._exit is _plain_exit:
-        os._exit, os.kill = _exit, _kill
+        worker.replace(os, "_exit", _exit)
+        worker.replace(os, "kill", _kill)
         atexit.register(say, _words_of_exit)
         atexit.register(say_spans)  # the last one registered is called first
     is_rays = any(a.endswith(node_facts.RAY_WORKER) for a in sys.orig_argv[1:3])  # its `connect` enables faulthandler
     if not faulthandler.is_enabled() and not is_rays:
         faulthandler.enable(connection.fileno(), all_threads=False)
         _has_faults = True
-        faulthandler.enable = _enable
+        for name, stand_in in (("enable", _enable), ("disable", _disabled), ("is_enabled", _disabled)):
+            worker.replace(faulthandler, name, stand_in)
 
 
 def leave() -> None:
     """Forget the connection, before it is closed: another file may get its number."""
-    global _connection, _has_faults
+    global _connection
     _connection = None
     if _has_faults:
-        _has_faults = False
+        _leave_faults()
         faulthandler.disable()
-    if faulthandler.enable is _enable:
-        faulthandler.enable = _plain_enable
+
+
+def _leave_faults() -> None:
+    global _has_faults
+    _has_faults = False
+    for name, plain in _plain_faults.items():
+        setattr(faulthandler, name, plain)
 
 
 def _enable(*arguments: Any, **options: Any) -> None:
     """Stand in for `faulthandler.enable` while ours is on: from its call on it is the program's, and stays."""
-    global _has_faults
-    _plain_enable(*arguments, **options)
-    _has_faults = False
-    faulthandler.enable = _plain_enable
+    _plain_faults["enable"](*arguments, **options)
+    _leave_faults()
+
+
+def _disabled() -> bool:
+    """Stand in for `faulthandler.is_enabled` and `disable` while ours is on: the program's own is not."""
+    return False
 
 
 def describe_node(body: NodeBody) -> Mapping[str, Any]:
@@ -84,12 +97,13 @@ def _exit(status: int) -> NoReturn:
         _plain_exit(status)
 
 
-def _kill(pid: int, number: int) -> None:
+def _kill(pid: Any, signal: Any, /) -> None:
     """Stand in for `os.kill`, which Popen and Process use too: say who ends whom."""
-    if pid > 0 and number > 0:
-        caller = sys._getframe(1)
-        say(lambda: {"pid": pid, "signal": int(number), "place": _place(caller, caller.f_lineno)}, messages.KILLS)
-    _plain_kill(pid, number)
+    with contextlib.suppress(TypeError):  # the plain one says it in its own words
+        target, number, caller = index(pid), index(signal), sys._getframe(1)
+        if target > 0 and number > 0:
+            say(lambda: {"pid": target, "signal": number, "place": _place(caller, caller.f_lineno)}, messages.KILLS)
+    _plain_kill(pid, signal)
 
 
 def _words_of_os_exit(status: int, caller: FrameType) -> LastWords:
@@ -155,10 +169,24 @@ def say(words: Callable[[], Mapping[str, Any]], event: str = messages.BYE, over:
             _send(used[0], wire.encode(wire.event(0, event, dict(words()))))
         finally:
             used[1].release()
-    except Exception as error:  # noqa: BLE001 - the process goes on, or ends, as it wanted to
+    except Exception as error:  # the process goes on, or ends, as it wanted to
+        if _is_the_programs(error):
+            raise
         worker.log(f"a message to the gateway is lost: {type(error).__name__}")
         return False
     return True
+
+
+def _is_the_programs(error: BaseException) -> bool:
+    """Return whether a signal handler of the program raised it, while this thread waited."""
+    from raydebug.worker.frames import is_users
+
+    trace = error.__traceback__
+    while trace is not None:
+        if is_users(trace.tb_frame) and not trace.tb_frame.f_globals.get("__name__", "").startswith("raydebug."):
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _send(connection: socket.socket, data: bytes) -> None:
