@@ -48,6 +48,19 @@ def test_the_trainer_gets_the_new_arguments(tmp_path: Path) -> None:
     assert "  data.train_batch_size: 512 -> 8 (enough prompts for a batch; a multiple of the 8 ranks" in done.stderr
 
 
+def test_a_profile_is_applied_when_the_program_begins(tmp_path: Path) -> None:
+    """While Python reads its site's files no third-party package is imported, and what they do to sys.path counts."""
+    make_fork(tmp_path / "later", version="0.9.1")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nprint('packages:', *{'yaml', 'raydebug.profile.load'} & {*sys.modules})\n"
+        f"sys.path.append({str(tmp_path / 'later')!r})\n"
+    )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    done = drive(*PPO, "data.train_batch_size=512", folder=tmp_path, PYTHONPATH=path)
+    assert done.stdout.startswith("packages:\n")
+    assert "data.train_batch_size=8" in arguments(done)
+
+
 def test_what_changed_is_a_file(tmp_path: Path) -> None:
     """The driver of a job writes what it changed as JSON beside Ray's logs, a second training of the job too."""
     make_fork(tmp_path, version="0.9.1")

@@ -116,6 +116,20 @@ def _at_exit() -> None:
         session.end()
 
 
+_has_begun = False
+
+
+def _apply_when_it_begins(event: str, _arguments: Any) -> None:
+    """Apply the profile when the program begins: by then all of site's files are read, and packages may be imported.
+
+    Source: CPython 3.11 to 3.13 Modules/main.c. An audit hook stays; only a program with a profile has this one.
+    """
+    global _has_begun
+    if not _has_begun and event in ("cpython.run_module", "cpython.run_file"):
+        _has_begun = True
+        _apply_profile()
+
+
 def _apply_profile() -> None:
     """Change sys.argv if this process is a training driver that the profile supports; log each change in the job's log.
 
@@ -190,7 +204,10 @@ def install() -> None:
     worker.replace(sys, "excepthook", excepthook)
     atexit.register(_at_exit)
     if os.environ.get(variables.PROFILE):
-        _apply_profile()
+        if "raydebug.prefork.forked_process" in sys.modules:
+            _apply_profile()
+        else:
+            sys.addaudithook(_apply_when_it_begins)
 
 
 try:
