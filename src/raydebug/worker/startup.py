@@ -184,8 +184,21 @@ def _end_driver(failure: Exception) -> None:
     os._exit(EXIT_USAGE)
 
 
+_RAYS_OWN = ("/ray/dashboard/", "/ray/_private/", "/ray/autoscaler/", "/ray/scripts/")
+
+
 def install() -> None:
-    """Install the hooks for breakpoint(), uncaught errors and imports; apply the profile in a training driver."""
+    """Install the hooks for breakpoint(), uncaught errors and imports; apply the profile in a training driver.
+
+    Ray's dashboard, agents, monitors and commands run below the cluster too: they are not the user's program.
+    """
+    words = getattr(sys, "orig_argv", [])[1:4]
+    is_worker = any("/ray/_private/workers/" in word for word in words)
+    program = next((word for word in words if word[:1] != "-"), "")
+    if not is_worker and (program.endswith("/bin/ray") or any(part in program for part in _RAYS_OWN)):
+        if "/ray/dashboard/" in program:
+            del os.environ[variables.GATEWAY]  # Ray 2.60 starts modules of its dashboard as processes, by spawn
+        return
     worker.replace(sys, "breakpointhook", breakpoint_hook)
     # For children without our hook.
     os.environ.setdefault("PYTHONBREAKPOINT", "raydebug.worker.pause.fallback_breakpoint")
@@ -193,9 +206,7 @@ def install() -> None:
     import_hooks.install()
     if "raydebug.prefork.forked_process" in sys.modules:  # forked from a process with the heavy imports done
         import_hooks.catch_up()
-    # Ray's own daemons (dashboard, agents, monitors) run below the cluster too; they are not the user's program.
-    arguments = getattr(sys, "orig_argv", [])[1:4]
-    if any(part in word for word in arguments for part in ("/ray/dashboard/", "/ray/_private/", "/ray/autoscaler/")):
+    if is_worker:
         # Under a plain ray.init() workers start in the driver's folder; on a cluster that runs already they do not.
         folder = os.environ.get(variables.WORKING_DIR)
         if folder and os.getcwd() == variables.CLUSTER_DIR and os.path.isdir(folder):
