@@ -206,6 +206,9 @@ if __name__ == "__main__":
 ALARM = """
 signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(TimeoutError("of the program")))
 words = sys.modules["raydebug.worker.last_words"]
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+os.kill(os.getpid(), signal.SIGTERM)
+print(signal.sigwait({signal.SIGTERM}), flush=True)
 words._connection[1].acquire()
 signal.setitimer(signal.ITIMER_REAL, 0.05)
 try: os.kill(os.getpid(), signal.SIGCONT)
@@ -224,8 +227,8 @@ def test_a_program_sees_its_own_functions(gateway: GatewayUnderTest, tmp_path: P
 
 
 def test_a_signal_handler_raises_while_a_message_waits(gateway: GatewayUnderTest) -> None:
-    """What a signal handler of the program raises while `os.kill` waits to say so reaches the program."""
-    assert gateway.start(OPEN + ALARM, **JOB).communicate(timeout=60)[0] == "of the program\n"
+    """What a signal handler raises while `os.kill` waits to say so reaches the program; our thread takes no signal."""
+    assert gateway.start(OPEN + ALARM, **JOB).communicate(timeout=60)[0] == "15\nof the program\n"
 
 
 def test_an_exit_does_not_wait_for_a_stopped_gateway(gateway: GatewayUnderTest) -> None:

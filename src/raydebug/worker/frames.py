@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ if TYPE_CHECKING:  # these types cost each process 2 ms
 # Ray 2.60.0 _raylet.pyx: the name of the thread of an async actor's event loop; held by tests/ray/test_contracts.py.
 EVENT_LOOP = "AsyncIO Thread:"
 MAX_NAME = 250
+FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
@@ -69,10 +71,17 @@ def is_debuggers(frame: FrameType) -> bool:
 
 
 def start_thread(target: Callable[..., object], name: str, *arguments: object) -> None:
-    """Run a function in a thread of ours: the debugger neither traces it nor lists it."""
+    """Run a function in a thread of ours: the debugger neither traces it nor lists it.
+
+    It takes no signal, which would end a program that blocks the signal in its own threads, to wait for it.
+    """
     thread = threading.Thread(target=target, name=name, args=arguments, daemon=True)
     thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
-    thread.start()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - FAULTS)
+    try:
+        thread.start()  # with the mask of who starts it
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def active_thread() -> int:
