@@ -9,6 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +82,94 @@ def test_hostile_classes_and_a_frozen_heap(freeze: str, tmp_path: Path) -> None:
     assert first.startswith("job.py one.kept[*] bytes 1 5000000")
     assert second.startswith("job.py names")
     assert second.endswith("bytes 1 3000000")
+
+
+HOLDERS = """
+import array, io
+def fail(number):
+    batch = "x" * (1_000_000 + number)
+    raise ValueError(number)
+class Node:
+    def __init__(self, before):
+        self.before, self.data = before, "x" * 1_000_000
+errors, last, files = [], None, [array.array("b", bytes(3_000_000)), io.BytesIO()]
+files[1].write(b"x" * 4_000_000)
+for number in range(5):
+    last = Node(last)
+    try:
+        fail(number)
+    except ValueError as error:
+        errors.append(error)
+from raydebug.worker.census import take
+for row in take()["holders"]:
+    if row["bytes"] > 500_000:
+        print(row["holder"], row["kind"], row["count"])
+"""
+
+
+def test_holders_of_large_objects(tmp_path: Path) -> None:
+    """Errors that are kept hold their frames; a chain of objects is one name; arrays and files in memory count."""
+    (tmp_path / "job.py").write_text(HOLDERS)
+    done = subprocess.run([sys.executable, tmp_path / "job.py"], capture_output=True, text=True, check=True)
+    assert set(done.stdout.splitlines()) == {
+        "job.py errors[*] fail() batch bytes 5", "job.py files[*] bytes 2", "job.py last.data bytes 1",
+        "job.py last.before.data bytes 4",
+    }  # fmt: skip
+
+
+class Batch:
+    """What ends in the thread that drops it."""
+
+    ended_in: str = ""
+
+    def __init__(self) -> None:
+        self.rows = [bytearray(1000)]
+
+    def __del__(self) -> None:
+        Batch.ended_in = threading.current_thread().name
+
+
+KEPT: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize("where", ["global", "local"])
+def test_what_is_dropped_in_a_rest_of_a_census(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that the program drops while a census rests ends at once, in the program's own thread."""
+    ready, drop, dropped = threading.Event(), threading.Event(), threading.Event()
+
+    def train() -> None:
+        batches = [Batch()]
+        if where == "global":
+            KEPT["batch"], batches = batches, []
+        ready.set()
+        drop.wait(60)
+        KEPT.clear()
+        batches.clear()
+        dropped.set()
+
+    thread = threading.Thread(target=train, name="trainer")
+    thread.start()
+    assert ready.wait(60)
+    walk, push = census._Walk(time.monotonic() + 100), census._Walk._push
+    seen: list[bool] = []
+
+    def look(self: Any, one: Any, label: str) -> None:
+        if type(one) is Batch:
+            seen.append(True)
+        push(self, one, label)
+
+    def rest(_walk: Any) -> None:
+        if seen:
+            drop.set()
+            dropped.wait(60)
+
+    monkeypatch.setattr(census._Walk, "_push", look)
+    monkeypatch.setattr(census._Walk, "_rest", rest)
+    monkeypatch.setattr(census, "REST_EVERY", 1)
+    Batch.ended_in = ""
+    walk.run()
+    thread.join()
+    assert (bool(seen), Batch.ended_in) == (True, "trainer")
 
 
 def test_a_census_is_cut_by_time() -> None:
@@ -198,7 +287,7 @@ def test_memory_that_no_object_holds() -> None:
     for at, one in enumerate(looks):
         one.processes[0]["answer"] = {"pss": (at + 1) * 20 * 2**20}
     (found,) = find_growth(looks)
-    assert found.text() == "RewardLoopWorker, +20 MiB a step, which no object of Python holds"
+    assert found.text() == "RewardLoopWorker, +20 MiB a step, of which raydebug sees no holder"
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["silent", "not there"])

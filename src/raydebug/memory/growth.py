@@ -24,7 +24,7 @@ _PLURAL = {"graph": "nodes of an autograd graph", "bytes": "texts", "mapped": "m
 
 @dataclass(frozen=True)
 class Growth:
-    """What grows in a process each step, or each second; `holder` is empty for what no object of Python holds."""
+    """What grows in a process each step, or each second; `holder` is empty for what it does not see a holder of."""
 
     pid: int | None
     ip: str | None
@@ -39,7 +39,7 @@ class Growth:
     def text(self) -> str:
         """Return it in one line."""
         if not self.kind:
-            return f"{self.process}, +{size(self.bytes)} a {self.per}, which no object of Python holds"
+            return f"{self.process}, +{size(self.bytes)} a {self.per}, of which raydebug sees no holder"
         if self.kind == "child":
             return f"{self.process}, {self.count:+.3g} child processes a {self.per}, {self.holder}"
         many = f"{self.count:+.3g} {_PLURAL.get(self.kind, self.kind + 's')} a {self.per}"

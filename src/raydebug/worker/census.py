@@ -4,7 +4,9 @@ Each object counts once, under the first name that leads to it: Ray's actors, th
 threads, and last what only C code holds. The walk uses gc.get_referents, so it finds objects that `gc.freeze()` hides
 from gc.get_objects() too (vLLM's server freezes its heap: vllm 0.28.0 utils/gc_utils.py). It runs no code of the
 user's classes: only exact built-in types are opened, other objects by their referents and their plain `__dict__`.
-It runs in a thread of its own, which rests often: other threads would wait up to 5 ms for the GIL each time.
+It runs in a thread of its own, which rests often: other threads would wait up to 5 ms for the GIL each time. Over a
+rest it holds what is to be opened by weak references, and frames not at all: what the program drops meanwhile ends at
+once, in the program's own thread. Lists and dicts, which have no weak references, are opened before what they hold.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import collections
 import contextlib
 import functools
 import gc
+import io
 import itertools
 import mmap
 import os
@@ -21,6 +24,7 @@ import sys
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -48,7 +52,7 @@ MAX_NAMED = 2_000  # instances of one class whose attributes are read by name: t
 # Types by id: a metaclass of the user's may have `__eq__` and `__hash__`.
 _PLAIN = frozenset(
     map(id, (int, float, bool, complex, type(None), type(Ellipsis), range, slice, types.BuiltinFunctionType,
-             types.CodeType, types.ModuleType, types.FrameType, types.MethodDescriptorType,
+             types.CodeType, types.ModuleType, types.MethodDescriptorType,
              types.WrapperDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
              types.ClassMethodDescriptorType, types.MethodWrapperType))
 )  # fmt: skip
@@ -118,16 +122,21 @@ class _Walk:
         self.rows: dict[tuple[str, str], Holder] = {}
         self.objects = 0
         self.is_cut = False
-        self._waiting: collections.deque[tuple[Any, str]] = collections.deque()
+        self._waiting: collections.deque[tuple[Callable[[], Any], str]] = collections.deque()
+        self._held: collections.deque[tuple[Any, str]] = collections.deque()
         self._seen: set[int] = set()
         self._buffers: set[int] = set()  # by address
         self._instances = collections.Counter[int]()  # by id of their class
-        self._nodes: list[Any] = []  # of autograd: their Python objects live only as long as we hold them
+        self._nodes: set[tuple[str, int]] = (
+            set()
+        )  # of autograd: their Python objects live only as long as one holds them
         self._seen |= {id(self), id(self.__dict__), *map(id, self.__dict__.values())}
         torch: Any = sys.modules.get("torch")
         is_loaded = hasattr(torch, "Tensor") and hasattr(torch, "nn")  # not in the middle of its import
         self._torch = torch
         self._tensors = {id(torch.Tensor), id(torch.nn.Parameter)} if is_loaded else set()
+        arrays = getattr(sys.modules.get("array"), "array", None)
+        self._owners = {id(io.BytesIO), id(arrays)}  # types whose size is of what they own, too
         self._array: Any = getattr(sys.modules.get("numpy"), "ndarray", None)
 
     def run(self) -> None:
@@ -145,31 +154,61 @@ class _Walk:
         for task, _, _ in stacks_of_tasks():
             self._push(task, "task")
         self._drain()
-        stacks = [callers(frame) for ident, frame in sys._current_frames().items() if ident != threading.get_ident()]
-        for frame in itertools.chain.from_iterable(map(reversed, stacks)):
-            if frame.f_code.co_flags & CO_OPTIMIZED:
-                self._push_named(locals_of(frame), f"{frame.f_code.co_qualname}() ")
-            self._drain()  # the outer ones first, each for itself: their names stay the same for longer
-        rest = gc.get_objects()
-        self._seen.add(id(rest))
-        for is_container in (False, True):
-            for instance in rest:
-                if id(instance) not in self._seen and (id(type(instance)) in _CONTAINERS) is is_container:
-                    self._push(instance, f"(held outside of Python) {type_name(type(instance))}")
-                    self._drain()
+        for ident in sys._current_frames().keys() - {threading.get_ident()}:
+            for depth in itertools.count():  # the outer ones first, each for itself: their names stay for longer
+                if not self._push_locals(ident, depth):
+                    break
+                self._drain()
+        for is_container, generation in ((False, None), (True, 2), (True, 1), (True, 0)):  # what is young may go soon
+            unseen = self._unseen(is_container, generation)
+            while unseen:
+                self._push_outside(unseen.popleft()())
+                self._drain()
+
+    def _push_locals(self, ident: int, depth: int) -> bool:
+        """Push the locals of a thread's function, counted from the outermost one; return whether there is one."""
+        frames = [*callers(sys._current_frames().get(ident))]
+        self._seen.update(map(id, frames))  # not as frames of a traceback that the program keeps
+        if depth < len(frames) and (frame := frames[-1 - depth]).f_code.co_flags & CO_OPTIMIZED:
+            self._push_named(locals_of(frame), f"{frame.f_code.co_qualname}() ")
+        return depth < len(frames)
+
+    def _unseen(self, is_container: bool, generation: int | None) -> collections.deque[Callable[[], Any]]:
+        self._seen.update(map(id, callers(sys._getframe())))
+        # By loops of C, in which no other thread runs: what the program drops may not live on in a list of all objects.
+        those = gc.get_objects(generation)
+        unseen = {*map(id, those)} - self._seen
+        found = [*itertools.compress(those, map(unseen.__contains__, map(id, those)))]
+        del those
+        kinds = ((one, id(type(one))) for one in found)
+        return collections.deque(
+            _reference(one) for one, kind in kinds
+            if kind not in _PLAIN and (kind in _CONTAINERS) is is_container
+        )  # fmt: skip
+
+    def _push_outside(self, one: Any) -> None:
+        if one is not None and id(one) not in self._seen:
+            self._push(one, f"(held outside of Python) {type_name(type(one))}")
 
     def _drain(self) -> None:
-        while self._waiting:
-            one, label = self._waiting.popleft()
+        while self._held or self._waiting:
             self.objects += 1
             if self.objects % REST_EVERY == 0:
                 self._rest()
-            try:
-                self._open(one, label)
-            except _TimeIsOver:
-                raise
-            except Exception:  # noqa: BLE001 - closed, released, changed meanwhile: the rest is still seen
-                continue
+            self._open_next()
+
+    def _open_next(self) -> None:
+        if self._held:
+            one, label = self._held.popleft()
+        else:
+            reference, label = self._waiting.popleft()
+            one = reference()
+        try:
+            self._open(one, label)
+        except _TimeIsOver:
+            raise
+        except Exception:  # noqa: BLE001 - closed, released, changed meanwhile: the rest is still seen
+            pass
 
     def _rest(self) -> None:
         time.sleep(REST_S)
@@ -186,8 +225,10 @@ class _Walk:
             label = _beginning_of(label)
         if kind in _TEXTS:
             self._count(label, "bytes", type(one).__name__, len(one))
+        elif kind in _CONTAINERS:
+            self._held.append((one, label))
         else:
-            self._waiting.append((one, label))
+            self._waiting.append((_reference(one), label))
 
     def _push_all(self, those: Iterable[Any], label: str) -> None:
         label = label[:MAX_NAME]
@@ -198,7 +239,7 @@ class _Walk:
 
     def _push_named(self, names: Any, label: str, after: str = "") -> None:
         for name, one in list(names.items()):
-            self._push(one, f"{label}{name}{after}"[:MAX_NAME])
+            self._push(one, _longer(label, f"{name}{after}"))
 
     def _count(self, label: str, kind: str, what: str, size: int) -> None:
         row = self.rows.get((label, kind))
@@ -224,19 +265,21 @@ class _Walk:
         elif kind is dict:
             self._count(label, "objects", "dict", kind.__sizeof__(one))
             if len(one) > SMALL_DICT or not all(type(key) is str for key in one):
-                self._push_all(gc.get_referents(one), f"{label}[*]")
+                self._push_all(gc.get_referents(one), _longer(label, "[*]"))
             else:
                 self._push_named(one, f"{label}['", "']")
         elif id(kind) in _COLLECTIONS:
             self._count(label, "objects", kind.__name__, kind.__sizeof__(one))
-            self._push_all(gc.get_referents(one), f"{label}[*]")
+            self._push_all(gc.get_referents(one), _longer(label, "[*]"))
         elif kind is types.FunctionType:
             self._function(one, label)
         elif id(kind) in _COROUTINES:
-            frame = getattr(one, f"{_COROUTINES[id(kind)]}_frame")
-            if frame is not None:
-                self._push_named(locals_of(frame), f"{label} {frame.f_code.co_qualname}() ")
+            self._frame(getattr(one, f"{_COROUTINES[id(kind)]}_frame"), label)
             self._push_all(gc.get_referents(one), label)
+        elif kind is types.FrameType:  # of a traceback
+            self._frame(one, label)
+        elif id(kind) in self._owners:
+            self._count(label, "bytes", kind.__name__, kind.__sizeof__(one))
         elif kind is functools._lru_cache_wrapper:
             self._push_all(gc.get_referents(one), f"{label} (lru_cache)[*]")
         elif kind is threading.local:
@@ -246,6 +289,10 @@ class _Walk:
             self._push_all(gc.get_referents(one), label)
         else:
             self._instance(one, label)
+
+    def _frame(self, one: types.FrameType | None, label: str) -> None:
+        if one is not None and one.f_code.co_flags & CO_OPTIMIZED:
+            self._push_named(locals_of(one), f"{label} {one.f_code.co_qualname}() ")
 
     def _function(self, one: types.FunctionType, label: str) -> None:
         names = one.__globals__
@@ -280,7 +327,7 @@ class _Walk:
                     self._seen.add(id(value))
                     self._push_all(value.values(), label)
                 else:
-                    self._push(value, f"{label}.{name if type(name) is str else '?'}"[:MAX_NAME])
+                    self._push(value, _longer(label, f".{name if type(name) is str else '?'}"))
         self._push_all(found, label)
 
     # What is counted
@@ -309,10 +356,10 @@ class _Walk:
         waiting = [node]
         while waiting and len(self._nodes) < MAX_NODES:
             node = waiting.pop()
-            if id(node) in self._seen:
+            key = type(node).__name__, node._sequence_nr() if hasattr(node, "_sequence_nr") else id(node)
+            if key in self._nodes:
                 continue
-            self._seen.add(id(node))
-            self._nodes.append(node)
+            self._nodes.add(key)
             self._count(label, "graph", "nodes", 0)
             # torch 2.11 and 2.13: `_raw_saved_NAME` has a saved tensor in `data`, without a call of the user's hooks.
             for name in [name for name in dir(type(node)) if name.startswith("_raw_saved_")]:
@@ -327,7 +374,7 @@ class _Walk:
     def _ndarray(self, one: Any, label: str) -> None:
         of = self._array
         if of.dtype.__get__(one).hasobject:
-            self._push_all(of.tolist(of.reshape(one, -1)), f"{label}[*]")
+            self._push_all(of.tolist(of.reshape(one, -1)), _longer(label, "[*]"))
         root = one
         while type(of.base.__get__(root)) is of:
             root = of.base.__get__(root)
@@ -339,6 +386,19 @@ class _Walk:
         self._buffers.add(address)
         view = "" if root is one else f", a view of {of.nbytes.__get__(root):,} bytes"
         self._count(label, "array", f"{list(one.shape)} {one.dtype.name}{view}", of.nbytes.__get__(root))
+
+
+def _reference(one: Any) -> Callable[[], Any]:
+    """Return what leads to an object: a weak reference, or one that holds it."""
+    try:
+        return weakref.ref(one)
+    except TypeError:
+        return lambda: one
+
+
+def _longer(label: str, part: str) -> str:
+    """Return a longer name; an attribute that repeats is in it once, as the links of a list that grows."""
+    return label if label.endswith(part * (3 if part == "[*]" else 1)) else f"{label}{part}"[:MAX_NAME]
 
 
 @functools.lru_cache(1000)
