@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 import typer
 
 import runs
+from raydebug import cli
 from raydebug.cli.app import app_for, whole_app
 
 VERBS = Path(__file__).parent / "verbs.txt"
@@ -206,3 +208,12 @@ def test_usage_ends_with_the_command(verb):
     usage = raydebug(*verb.split(), "--help", COLUMNS="200").stdout.splitlines()[0]
     assert re.search(r"-- COMMAND\.\.\.\]?$", usage)
     assert usage.count(" -- ") + usage.count("[-- ") == 1
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.EFBIG, errno.ENOMEM])
+def test_a_limit_of_the_machine_is_no_fault_of_ours(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """No more files, room or memory: the error says so, with what to do, whatever the verb was at."""
+    assert cli._code_of(OSError(number, os.strerror(number), "/proc/net/tcp"), debug=False, as_json=False) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: this machine gives raydebug no more of what it needs\ncause: [Errno ")
+    assert "itself" not in said

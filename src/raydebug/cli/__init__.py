@@ -14,6 +14,13 @@ OF_CLI = (
     *("typer", "rich", "prompt_toolkit", "pygments", "httpx", "websockets", "yaml", "platformdirs", "psutil"),
     *("pynvml", "re2", "docker"),
 )
+# What no program can help, and what its user can do.
+MACHINE_LIMITS = {
+    errno.EMFILE: "raise the limit of open files of this shell: ulimit -n 4096",
+    errno.ENFILE: "the machine has no more open files: `lsof` lists who has them",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some room there, or XDG_STATE_HOME=DIR elsewhere"),
+    **dict.fromkeys((errno.ENOMEM, errno.EAGAIN), "end other programs, or raise this shell's limits (ulimit -a)"),
+}
 
 
 def main() -> None:
@@ -88,7 +95,8 @@ def _code_of(error: Exception, *, debug: bool, as_json: bool) -> int:
         context = getattr(error, "ctx", None)
         line = context.command_path if context is not None else "raydebug"
         fix = f"see `{line} --help`"
-        takes_command = context is not None and "COMMAND" in context.get_usage()
+        is_group = context is not None and hasattr(context.command, "commands")  # whose usage says COMMAND for a verb
+        takes_command = context is not None and not is_group and "COMMAND" in context.get_usage()
         if takes_command and "--" not in sys.argv:  # click has read the user's command as ours
             fix = f"put the command after `--`: `{line} -- python ...`; {fix}"
         own = itertools.takewhile(lambda word: word != "--", sys.argv[1:])
@@ -98,11 +106,15 @@ def _code_of(error: Exception, *, debug: bool, as_json: bool) -> int:
         return Exit.USAGE
     if debug:
         raise error
-    failure = RaydebugError(
-        f"raydebug itself failed: {kind}: {error}",
-        cause="this is a fault of raydebug's own",
-        fix="run it again with --debug and report what it prints",
-        code="internal",
-    )
+    if isinstance(error, OSError) and error.errno in MACHINE_LIMITS:
+        what = "this machine gives raydebug no more of what it needs"
+        failure = RaydebugError(what, cause=str(error), fix=MACHINE_LIMITS[error.errno], code="machine.limit")
+    else:
+        failure = RaydebugError(
+            f"raydebug itself failed: {kind}: {error}",
+            cause="this is a fault of raydebug's own",
+            fix="run it again with --debug and report what it prints",
+            code="internal",
+        )
     render.error(failure, as_json=as_json)
     return Exit.FAILED

@@ -415,7 +415,7 @@ class Dashboard:
                             code="ray.too-long",
                         )
             answer = httpx.Response(received.status_code, content=b"".join(pieces))
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, OSError) as error:  # OSError: no more open files
             raise RaydebugError(
                 f"cluster '{self.cluster.name}' does not answer",
                 cause=f"{method} {self.cluster.dashboard}{path}: {error or type(error).__name__}",

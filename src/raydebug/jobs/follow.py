@@ -110,6 +110,9 @@ async def _until_end(follower: Follower, recorder: Recorder, watched: asyncio.Fu
             waiting.cancel()
             await asyncio.to_thread(_give_up, cluster, submission_id, recorder, refusal)
             raise
+        except Exception:  # whatever it is, the job is not followed any more
+            render.say(_what_becomes_of(cluster, submission_id))
+            raise
         for leaving in LEAVING:  # to explain a failure may take long: from here on they end this process
             asyncio.get_running_loop().remove_signal_handler(leaving)
         explaining = asyncio.ensure_future(asyncio.to_thread(_say_outcome, cluster, outcome, recorder, explain))
