@@ -30,6 +30,14 @@ _MARKS = "\u061c\u200e\u200f"  # bidi marks that have the direction of a letter 
 _BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
+# A command in a sentence, and its verb; the commands that are not here know no clusters.
+_SUGGESTED = re.compile(
+    r"\braydebug (?:(?:break|job) [a-z]+|attach|check|down|logs|memory|paused|ps|run|snapshot|stacks|try|up)\b"
+    r"(?=([^`;\n]*))"
+)
+_suggested_option = ""
+
+
 class OutputLost(BaseException):
     """Standard output cannot be written: its reader has gone, or the device is full.
 
@@ -213,9 +221,29 @@ def _strict(value: Any) -> Any:
     return [_strict(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+def suggest_for(cluster: str) -> None:
+    """Say from now on `--name CLUSTER` in each command that a line of narration or an error suggests."""
+    global _suggested_option
+    _suggested_option = "" if cluster == "default" else f" --name {cluster}"
+
+
+def suggested(text: str) -> str:
+    """Return a text whose commands have the name of this verb's cluster, where they name none.
+
+    >>> suggest_for("b")
+    >>> suggested("see `raydebug ps`; next: raydebug attach next --name b, or `raydebug break add WHERE`")
+    'see `raydebug ps --name b`; next: raydebug attach next --name b, or `raydebug break add --name b WHERE`'
+    >>> suggest_for("default")
+    """
+    if not _suggested_option:
+        return text
+    named = ("--name", "--address", "--help")
+    return _SUGGESTED.sub(lambda m: m[0] if any(word in m[1] for word in named) else m[0] + _suggested_option, text)
+
+
 def say(text: str) -> None:
     """Print a line of narration on stderr: progress, next steps. It may quote a job: control characters are visible."""
-    say_painted(visible(text))
+    say_painted(visible(suggested(text)))
 
 
 def say_painted(text: str) -> None:
@@ -226,6 +254,7 @@ def say_painted(text: str) -> None:
 
 def error(failure: RaydebugError, *, as_json: bool = False) -> None:
     """Print the three lines of an error on stderr (with `--json`: the document, on stdout)."""
+    failure.fix = suggested(failure.fix)
     if as_json:
         out_json(failure.as_json())
     else:

@@ -226,14 +226,12 @@ def test_one_answer(name: str) -> None:
     record = first.as_first_error()
     certainty = "" if first.confidence == "exact" else f", {first.confidence}"
     words = f"{record['title']} ({first.name}{certainty}); {record['cause']}"
-    assert failure_lines(first, "job", "default")[0] == f"diagnosis: {words}"
+    assert failure_lines(first, "job")[0] == f"diagnosis: {words}"
     assert f"First error{words}" in plain(run_page(read_document({**failed_run(), "first_error": record})))
     who = f"raised by {record['who']}" if record["kind"] != first.name else f"in {record['who']}"
-    text = "\n".join(failure_lines(first, "job", "default"))
+    text = "\n".join(failure_lines(first, "job"))
     assert who in text
     assert record["place"] in text
-    commands = re.findall(r"raydebug (?:run|ps|stacks|check|job logs)\b.*", "\n".join(failure_lines(first, "job", "x")))
-    assert [command for command in commands if "--name x" not in command] == []
 
 
 def test_record_of_an_older_version() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from raydebug.cli import job
+from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 from raydebug.jobs.follow import short_reason
 from raydebug.jobs.logs import (
@@ -72,6 +73,7 @@ class TwoNodes:
         )
 
 
+MINE = Cluster("mine", "c", "joined", Path(), Path(), "")
 ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 
 
@@ -187,14 +189,14 @@ def test_a_followed_log_has_each_line_once():
 def test_stop_of_a_job_that_does_not_end(monkeypatch: pytest.MonkeyPatch):
     """`job stop` of a job that runs on is a timeout, not a success."""
     asked: list[str] = []
-    monkeypatch.setattr(job, "_dashboard", lambda _: SimpleNamespace(stop_job=asked.append))
+    monkeypatch.setattr(job, "_dashboard", lambda _: SimpleNamespace(stop_job=asked.append, cluster=MINE))
     monkeypatch.setattr(job, "_find", lambda *_, **__: {"submission_id": "j", "status": "RUNNING"})
     monkeypatch.setattr(job, "_has_ended", lambda *_: False)
     monkeypatch.setattr(job, "STOP_S", 0.0)
     with pytest.raises(RaydebugError) as late:
         job.stop("j", "mine")
     assert (asked, late.value.code, late.value.exit_code) == (["j"], "job.timeout", Exit.TIMEOUT)
-    assert "`raydebug job list --name mine`" in late.value.fix
+    assert "`raydebug job list`" in late.value.fix
 
 
 @pytest.mark.parametrize(
@@ -212,7 +214,7 @@ def test_the_last_job_is_this_users(ids: list[str], own: str | None, tmp_path: P
     RunFolder("raydebug-1")
     jobs = [{"submission_id": each, "status": "RUNNING"} for each in ids]
     stops: list[str] = []
-    dashboard: Any = SimpleNamespace(submitted_jobs=lambda: jobs, job=lambda each: {"status": "RUNNING"})
+    dashboard: Any = SimpleNamespace(cluster=MINE, submitted_jobs=lambda: jobs, job=lambda each: {"status": "RUNNING"})
     dashboard.stop_job = stops.append
     monkeypatch.setattr(job, "_dashboard", lambda _: dashboard)
     monkeypatch.setattr(job, "STOP_S", 0.0)

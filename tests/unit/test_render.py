@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import io
 import json
 import math
@@ -101,3 +102,8 @@ def test_a_status_text_is_no_markup(monkeypatch):
     shown = sys.stderr.getvalue()
     assert "in out[/x]\\x1b[2J" in shown
     assert "at a[/b]: c[/d]" in shown
+
+
+def test_suggested_commands() -> None:
+    """A command that a line suggests has the name of the verb's cluster."""
+    assert doctest.testmod(render).failed == 0

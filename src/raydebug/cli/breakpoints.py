@@ -46,14 +46,13 @@ def list_breaks(name: Name = "default", as_json: Json = False) -> None:
     from raydebug.client.breakpoint_specs import describe
     from raydebug.client.gateway_client import describe_break_states, fetch_breaks
     from raydebug.cluster.find import load_cluster
-    from raydebug.cluster.state import name_option
 
     breaks = fetch_breaks(load_cluster(name))
     if as_json:
         render.out_json({"version": 1, "breaks": breaks})
         return
     if not breaks:
-        render.say(f"no breakpoints were set from outside; next: raydebug break add WHERE{name_option(name)}")
+        render.say("no breakpoints were set from outside; next: raydebug break add WHERE")
         return
     rows = [
         [b["id"], b["where"], describe(b["policy"] or {}), b["job"] or "all jobs", describe_break_states(b)]

@@ -42,8 +42,6 @@ def list_jobs(name: Name = "default", as_json: Json = False) -> None:
 
     Example: raydebug job list
     """
-    from raydebug.cluster.state import name_option
-
     jobs = [_describe(job) for job in _dashboard(name).submitted_jobs()]
     if as_json:
         render.out_json({"version": 1, "jobs": jobs})
@@ -58,7 +56,7 @@ def list_jobs(name: Name = "default", as_json: Json = False) -> None:
         exit_code = "" if job["exit_code"] is None else str(job["exit_code"])
         rows.append([job["id"], job["status"], took, exit_code, job["command"]])
     render.table(None, ["id", "status", "took", "exit", "command"], rows)
-    render.say(f"next: {render.command('raydebug', 'job', 'logs', jobs[-1]['id'])}{name_option(name)}")
+    render.say(f"next: {render.command('raydebug', 'job', 'logs', jobs[-1]['id'])}")
 
 
 @app.command()
@@ -114,8 +112,6 @@ def stop(job: _Id = None, name: Name = "default") -> None:
 
     Example: raydebug job stop raydebug-194151-06d8c8
     """
-    from raydebug.cluster.state import name_option
-
     dashboard = _dashboard(name)
     found = _find(dashboard, job)
     submission_id = found["submission_id"]
@@ -124,7 +120,7 @@ def stop(job: _Id = None, name: Name = "default") -> None:
         return
     dashboard.stop_job(submission_id)
     cause = "Ray was asked to stop it, and it runs still"
-    fix = f"see `raydebug job list{name_option(name)}`, then stop it again"
+    fix = "see `raydebug job list`, then stop it again"
     _wait_for_end(dashboard, submission_id, f"stopping job {submission_id}", STOP_S, cause, fix)
 
 
@@ -208,10 +204,9 @@ def _has_ended(dashboard: Dashboard, submission_id: str, patience: Patience | No
 
 
 def _patience(dashboard: Dashboard, submission_id: str) -> Patience:
-    from raydebug.cluster.state import name_option
     from raydebug.jobs.patience import Patience
 
-    again = render.command("raydebug", "job", "wait", submission_id) + name_option(dashboard.cluster.name)
+    again = render.command("raydebug", "job", "wait", submission_id)
     return Patience(dashboard.cluster, "Ray's dashboard", f"the job goes on; wait for it again: {again}")
 
 

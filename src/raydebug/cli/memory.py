@@ -143,11 +143,10 @@ def _show(looks: list[Look], *, as_json: bool, name: str) -> None:
     for growth in grown[:5]:
         render.out(render.visible(f"grows: {growth.text()}"))
     if first := next((growth for growth in grown if growth.kind != "child"), None):
-        option = "" if name == "default" else f" --name {name}"
         from raydebug.protocol.names import pid_option
 
         process = pid_option({"pid": first.pid, "ip": first.ip})
-        render.say(f"next: raydebug memory --pid {process}{option}        (what else it holds)")
+        render.say(f"next: raydebug memory --pid {process}        (what else it holds)")
     if len(looks) > 1 and not grown:
         render.out("grows: nothing")
 

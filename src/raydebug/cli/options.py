@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from raydebug import render
 from raydebug.errors import UsageError
 
 _COMMAND = "raydebug.command"
@@ -29,7 +30,19 @@ GPUS_HELP = (
     "Logical GPUs of a cluster that this starts. Default: the GPUs that the driver lists; on a CPU as many as the"
     " training asks for."
 )
-Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Which cluster, where several run side by side.")]
+
+
+def _suggest_for(name: str) -> str:
+    render.suggest_for(name)
+    return name
+
+
+Name = Annotated[
+    str,
+    typer.Option(
+        "--name", metavar="NAME", callback=_suggest_for, help="Which cluster, where several run side by side."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Address = Annotated[
     str | None,

@@ -78,15 +78,15 @@ def stacks(
     lines = whole_lines(processes) if whole else group_lines(document["groups"], processes)
     for line in chain(lines, left_out_lines(processes), silent_lines(processes)):
         render.out(render.visible(line))
-    _show_verdicts(document["verdicts"], "" if saved is not None or name == "default" else f" --name {name}")
+    _show_verdicts(document["verdicts"])
 
 
-def _show_verdicts(verdicts: Sequence[Mapping[str, Any]], option: str) -> None:
+def _show_verdicts(verdicts: Sequence[Mapping[str, Any]]) -> None:
     for verdict in verdicts:
         of_job = f" on job {render.visible(str(verdict['job']))}" if len(verdicts) > 1 else ""
         render.out(f"\nverdict{of_job} ({verdict['certainty']}): {render.visible(verdict['text'])}")
         if verdict["next"]:
-            render.say(f"next: {verdict['next']}{option if verdict['next'].startswith('raydebug ') else ''}")
+            render.say(f"next: {verdict['next']}")
 
 
 def read_saved(path: Path) -> Observation:

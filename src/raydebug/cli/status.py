@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 def show_cluster(cluster: Cluster, nodes: Sequence[Mapping[str, Any]] = (), *, usable: bool = True) -> None:
     """Print a cluster's addresses, what the nodes have of one that was joined, and the next command if it is usable."""
     from raydebug.cluster.kinds import kind_of
-    from raydebug.cluster.state import name_option
 
     render.out(f"cluster    {cluster.name} ({cluster.kind}, {cluster.flavour}, debugger: {cluster.debugger})")
     render.out(f"dashboard  {cluster.dashboard}")
@@ -35,11 +34,9 @@ def show_cluster(cluster: Cluster, nodes: Sequence[Mapping[str, Any]] = (), *, u
     for kind, count in kinds.items():
         render.out(render.visible(f"nodes      {count} with Ray {cluster.ray}, {kind}", keep=""))
     if cluster.owner:
-        render.say(
-            f"it ends with the last `raydebug run` that uses it; `raydebug up{name_option(cluster.name)}` keeps it"
-        )
+        render.say("it ends with the last `raydebug run` that uses it; `raydebug up` keeps it")
     if usable:
-        render.say(f"next: {kind_of(cluster).next_step.format(name=name_option(cluster.name))}")
+        render.say(f"next: {kind_of(cluster).next_step}")
 
 
 def show_variables(variables: Mapping[str, str]) -> None:
@@ -165,7 +162,6 @@ def ps(
 
 def _show_processes(cluster: Cluster, *, as_json: bool) -> None:
     from raydebug.client.gateway_client import fetch_processes
-    from raydebug.cluster.state import name_option
     from raydebug.protocol.names import name_process, pid_option
 
     processes = fetch_processes(cluster)
@@ -188,7 +184,7 @@ def _show_processes(cluster: Cluster, *, as_json: bool) -> None:
         rows.append([str(process["pid"]), str(process["ip"]), worker, job, who, state])
     render.table(None, ["pid", "ip", "worker", "job", "who", "at"], rows)
     pid = render.command("raydebug", "attach", "--pid", pid_option(processes[0]))
-    render.say(f"next: {pid}{name_option(cluster.name)}")
+    render.say(f"next: {pid}")
 
 
 def _show_pool(pool: dict[str, Any]) -> None:

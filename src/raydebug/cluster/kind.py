@@ -32,7 +32,7 @@ class ListedNode(TypedDict):
 class Kind:
     """A cluster that raydebug did not start: nothing is known but what its dashboard and gateway answer."""
 
-    next_step = "raydebug run{name} -- python your_program.py"
+    next_step = "raydebug run -- python your_program.py"
     services: tuple[str, ...] = ()  # those with logs that `raydebug logs` shows
     zone: tzinfo | None = None  # of the time stamps in Ray's logs; None for this machine's
 

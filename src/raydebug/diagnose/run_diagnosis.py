@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raydebug import render
-from raydebug.cluster.state import name_option
 from raydebug.diagnose.answer import EXACT, FAILURE, LIKELY, NO_FAILURE, Answer, Diagnosis, Related, headline, origin
 from raydebug.diagnose.cause import USER_CODE, diagnose
 from raydebug.diagnose.inputs import LIMIT_S, open_job, read_logs, read_words, until
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 HANG = "hang"
 EXPLAIN_S = 60.0  # limit of what `run` waits for after a failure
 EVIDENCE_CHARS = 300
-_OF_A_CLUSTER = re.compile(r"\braydebug (run|ps|stacks|check|job logs)\b")  # what a fix or a next step names
 _PROCESS = re.compile(r"\b(pid|rank)[ =]?(\d+)")
 
 
@@ -121,11 +119,11 @@ def explain_failure(dashboard: Dashboard, job: str) -> tuple[list[str], dict[str
     add_command(answer, run)
     is_finding = answer.first.confidence == EXACT and answer.first.name != HANG
     findings = [as_finding(answer.first)] if is_finding else []
-    return failure_lines(answer.first, job, dashboard.cluster.name), answer.first.as_first_error(), findings
+    return failure_lines(answer.first, job), answer.first.as_first_error(), findings
 
 
-def failure_lines(first: Diagnosis, job: str, cluster: str) -> list[str]:
-    """Return what `run` prints last of a job that failed; its commands have the name of its cluster."""
+def failure_lines(first: Diagnosis, job: str) -> list[str]:
+    """Return what `run` prints last of a job that failed."""
     record, at = first.as_first_error(), first.evidence[0]
     lines = [
         f"diagnosis: {''.join(headline(record))}",
@@ -137,8 +135,6 @@ def failure_lines(first: Diagnosis, job: str, cluster: str) -> list[str]:
     if first.command is not None:
         lines.append(f"next: {render.command('raydebug', 'run', '--again', job)}  (with this fix)")
     lines.append(f"next: {render.command('raydebug', 'diagnose', job)}")
-    with_name = rf"\g<0>{name_option(cluster)}"
-    lines = [_OF_A_CLUSTER.sub(with_name, line) if line.startswith(("fix: ", "next: ")) else line for line in lines]
     return [scrubbed(line) for line in lines]
 
 
