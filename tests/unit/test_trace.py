@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
 import time
+import urllib.error
 import urllib.request
 import webbrowser
 from pathlib import Path
@@ -417,7 +419,7 @@ def test_the_verb(recorded: Path) -> None:
 
 
 def test_a_browser_in_the_terminal(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The viewer serves while a browser runs that is waited for."""
+    """The viewer serves while a browser runs that is waited for: this user's, and no name that leads here."""
     (recorded / "index.html").write_text("the viewer")
     monkeypatch.setattr("raydebug.trace.viewer.find_viewer", lambda: recorded)
     got = []
@@ -425,6 +427,14 @@ def test_a_browser_in_the_terminal(recorded: Path, monkeypatch: pytest.MonkeyPat
     def browse(url: str) -> None:
         with urllib.request.urlopen(url.partition("#")[0], timeout=20) as answer:
             got.append(answer.read())
+        for method in ("GET", "HEAD"):
+            other = urllib.request.Request(url.partition("#")[0], method=method, headers={"Host": "evil.example"})
+            with pytest.raises(urllib.error.HTTPError, match="421"):
+                urllib.request.urlopen(other, timeout=20)
+        if os.getuid() == 0:
+            asks = f"import urllib.request as u; print(u.urlopen({url.partition('#')[0]!r}).status)"
+            argv = ["/usr/bin/env", "python3", "-c", asks]
+            assert subprocess.run(argv, user=65534, cwd="/", capture_output=True, check=False).stdout == b""
         raise KeyboardInterrupt
 
     monkeypatch.setattr(webbrowser, "open", browse)

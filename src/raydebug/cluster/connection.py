@@ -63,7 +63,7 @@ async def here(ways: str, argv: list[str]) -> None:
             if served.locked():
                 sys.stderr.write(f"{MOST_AT_ONCE} connections at once: does {argv[0]} lead back to this port?\n")
                 sys.stderr.flush()
-            elif is_ours(writer):
+            elif is_ours(writer.get_extra_info("peername"), writer.get_extra_info("sockname")):
                 async with served:
                     await _connect(reader, writer, [word.replace(FAR_PORT, far) for word in argv])
         except OSError as error:  # the program is missing, or no more can be started

@@ -9,13 +9,9 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from raydebug.cluster.state import Cluster
-
-if TYPE_CHECKING:
-    import asyncio  # 30 ms that not every verb has to pay
 
 # Linux, Documentation/networking/proc_net_tcp.rst: sl, local_address, rem_address, st, queues, timer, retransmits, uid,
 # timeout, inode. An address is hexadecimal, in words of the machine's byte order. A socket that its process has closed,
@@ -42,9 +38,8 @@ def uid_of(peer: tuple[str, int], own: tuple[str, int]) -> int | None:
     return None
 
 
-def is_ours(writer: asyncio.StreamWriter) -> bool:
-    """Return whether the other end of a connection of asyncio is this user's; True where this machine cannot tell."""
-    peer, own = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
+def is_ours(peer: tuple[str, int], own: tuple[str, int]) -> bool:
+    """Return whether the other end of a connection is this user's; True where this machine cannot tell."""
     return not can_tell() or uid_of(peer[:2], own[:2]) == os.getuid()
 
 

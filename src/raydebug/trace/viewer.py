@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from raydebug.cluster.port_owner import is_ours
 from raydebug.trace.lanes import CURVES
 
 PUBLIC = "https://ui.perfetto.dev"
@@ -45,6 +46,10 @@ class Viewer(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), functools.partial(_Handler, directory=str(folder)))
         self.trace = trace
 
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Serve this user's browsers: the trace is for nobody else of this machine."""
+        return is_ours(client_address, request.getsockname())
+
     @property
     def url(self) -> str:
         """The address that opens the trace."""
@@ -54,13 +59,14 @@ class Viewer(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
     server: Viewer
+    timeout = 10.0  # seconds of a browser that says nothing
 
-    def do_GET(self) -> None:
+    def send_head(self) -> Any:
+        """Answer, for GET and HEAD, what asks for this machine itself."""
         port = self.server.server_port
         if self.headers.get("Host") in (f"127.0.0.1:{port}", f"localhost:{port}"):
-            super().do_GET()
-        else:  # a web page whose name resolves to us (DNS rebinding)
-            self.send_error(421)
+            return super().send_head()
+        return self.send_error(421)  # a web page whose name resolves to us (DNS rebinding)
 
     def translate_path(self, path: str) -> str:
         """Return the file of a path: of the viewer, or the trace."""
