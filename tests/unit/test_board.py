@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from raydebug.gateway import board as boards
 from raydebug.gateway import pause_lifecycle
 from raydebug.gateway.board import Board, Pause
+from raydebug.gateway.kept import KeptPerJob
+from raydebug.gateway.listener import ProvenDials
 from raydebug.gateway.pause_lifecycle import Expiry
 from raydebug.gateway.processes import Process
+from raydebug.protocol import messages
 from raydebug.protocol.records import PauseRecord, read
 
 RECORD: Any = {"kind": "breakpoint", "file": "train.py", "line": 7}
@@ -173,3 +178,31 @@ async def test_clock_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     about = board.describe(pause)
     assert resumed == []
     assert about["since_s"] < 3600 < 7000 + (about["expires_in_s"] or 0)
+
+
+async def test_a_job_takes_no_room_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the processes of a job make the gateway keep displaces what others have only if these have ended."""
+    kept = KeptPerJob[int](10, 3, lambda: ["lives", "floods"])
+    for number, job in enumerate(["ended", "lives", *5 * ["floods"], *"abcdefgh"]):
+        kept.add(job, number, 3)
+    assert [kept.of_job(job) for job in ("lives", "floods", "ended", "h")] == [[1], [5, 6], [], []]
+    board, flood = Board(), Process({"pid": 1, "job": "floods", "instance": "x"})
+    events = pause_lifecycle.ProcessEvents(flood, board)
+    monkeypatch.setattr(boards, "MAX_BYTES", 400_000)
+    monkeypatch.setattr(Process, "top_frame", lambda *_: asyncio.sleep(0, {}))
+    for thread in range(20):
+        record = {**RECORD, "exception": "x" * 60_000 * (thread < 10)}
+        events.take({"event": messages.PAUSE_EVENT, "body": {"threadId": thread, "record": record}})
+        events.take({"event": "stopped", "body": {"threadId": thread, "text": "x" * 90_000}})
+    assert sum(pause.bytes for pause in board._pauses.values()) < 120_000
+    assert len(board.of_process(flood)) == 20
+    assert board.has_room(a_process(), 60_000)
+    board.end(first := board.of_process(flood)[0], "x" * 60_000)
+    assert len(board.why_ended(first.id) or "") == boards.MAX_REASON
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    dials, open_ones = ProvenDials(), [MagicMock(is_closing=lambda: False) for _ in range(80)]
+    for of, job, most in ((0, "floods", 30), (30, "b", 40)):
+        for one in open_ones[of:most]:
+            dials.add(one, job)
+        with pytest.raises(ConnectionRefusedError):
+            dials.add(open_ones[-1], job)

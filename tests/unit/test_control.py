@@ -241,12 +241,14 @@ async def test_breakpoint_that_is_not_the_one_given(known, listed):
 
 
 async def test_known_breakpoints_are_taken_once():
-    """A process can send what it knows once: more of it is neither kept nor answered."""
+    """A process can send what it knows once: more is neither kept nor answered, nor are reports of more."""
     control, channel = Control(), ControlChannel({"pid": 4}, Wire())
     for number in range(3):
         known = {"breaks": [{"id": f"x{number}", "where": "a.py:1"}]}
         control._take(channel, {"event": "known", "body": known})
-    assert [*channel.reports] == ["x0"]
+    for number in range(9):
+        control._take(channel, {"event": "break", "body": {"id": f"x{number}", "state": "set", "message": "m" * 9000}})
+    assert [(name, len(report["message"])) for name, report in channel.reports.items()] == [("x0", 1000)]
 
 
 async def test_spans_of_a_process_that_answers_late():

@@ -162,11 +162,24 @@ async def test_a_process_that_is_back() -> None:
     assert [(end["instance"], end["is_back"]) for end in known.of_job("run-1", last)] == [("it", True)]
 
 
+async def test_a_raylet_is_held_while_it_has_processes() -> None:
+    """The file that holds a raylet is closed with the last process that has named it."""
+    known, before = Ended(lambda _: []), len([*Path("/proc/self/fd").iterdir()])
+    channels = [channel_of(instance, os.getpid()) for instance in "abc"]
+    for channel, raylet in zip(channels, (os.getpid(), os.getpid(), os.getppid()), strict=True):
+        channel.birth.update(ns=known._here, raylet=raylet, started=node_facts.started_at(os.getpid()))
+        known.watch(channel)
+    for channel, left in zip(channels, (4, 2, 0), strict=True):
+        await known._gather(channel, 0.0)
+        assert len([*Path("/proc/self/fd").iterdir()]) - before == left
+
+
 def channel_of(instance: str, pid: int) -> Any:
     """Return what the gateway has of a process."""
     about = {"pid": pid, "job": "run-1", "instance": instance}
     words: dict[str, Any] = {"words": {}, "dump": b"", "is_closing": True, "describe": lambda: {"ip": "n"}}
-    return SimpleNamespace(instance=instance, about=about, birth={"ns": "boot pid:[7]", "started": 5}, **words)
+    kind = type("Channel", (SimpleNamespace,), {"__hash__": object.__hash__})
+    return kind(instance=instance, about=about, birth={"ns": "boot pid:[7]", "started": 5}, **words)
 
 
 USERS = "import faulthandler\nfaulthandler.enable()\n"

@@ -25,7 +25,7 @@ from raydebug.gateway.client import AUTHENTICATION_TIMEOUT_S, MAX_UNPROVEN_BYTES
 from raydebug.gateway.control import Control
 from raydebug.gateway.handshake import ClientAuthentication, ProcessAuthentication
 from raydebug.gateway.http import HttpApi
-from raydebug.gateway.listener import Listener, Pieces, Unproven, raise_file_limit, streams_of
+from raydebug.gateway.listener import Listener, Pieces, ProvenDials, Unproven, raise_file_limit, streams_of
 from raydebug.gateway.numbers import Numbers
 from raydebug.gateway.pause_lifecycle import LIMIT_S, Expiry, ProcessEvents
 from raydebug.gateway.pause_requests import PauseRequests
@@ -68,7 +68,7 @@ class Gateway:
         numbers = numbers or Numbers()
         self.board = Board(numbers)
         self.control = Control(numbers)
-        self.snapshots = Snapshots()
+        self.snapshots = Snapshots(self.control.living_jobs)
         self.background = Background()
         self._hosts = hosts
         self._services = Services(token, self.board, PauseRequests(self.control, self.board), AuthThrottle())
@@ -77,6 +77,7 @@ class Gateway:
         self._clients = ClientAuthentication(token, self._services.throttle)
         self._processes: weakref.WeakValueDictionary[str, Process] = weakref.WeakValueDictionary()  # by instance
         self._expiry = Expiry(self.board, pause_limit_s)
+        self._proven = ProvenDials()
         # Separate budgets: connections that send single bytes cannot displace a client whose first message is whole.
         self._silent, self._unproven, self._unproven_dials = Unproven(), Unproven(), Unproven()
 
@@ -137,6 +138,7 @@ class Gateway:
             return
         watch_peer(reader, writer, unacknowledged_s=UNACKNOWLEDGED_S)
         try:
+            self._proven.add(writer, about.get("job") if isinstance(about, dict) else None)
             if purpose == messages.CONTROL:
                 await self.control.serve(about, reader, writer)
             elif purpose == messages.SNAPSHOT:

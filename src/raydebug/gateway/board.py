@@ -16,6 +16,8 @@ from raydebug.protocol.records import PauseRecord
 from raydebug.protocol.wire import Message
 
 MAX_ENDED = 10_000  # ended pauses whose reason is kept
+MAX_REASON = 300  # characters of one
+MAX_BYTES = 128 * 1024 * 1024  # of what processes have said of all pauses; those of one job have a quarter at most
 MAX_CLAIMS = 1000
 
 
@@ -33,6 +35,7 @@ class Pause:
     since: float = field(default_factory=time.monotonic)
     expires_at: float | None = None  # when it is resumed for want of a client
     reserved: bool = False  # a client has requested it and is about to be assigned to it
+    bytes: int = 0  # of what its process has said of it
     # The pause to which its client attached, when later pauses were assigned to that client; else itself.
     first: Pause = field(init=False, repr=False)
 
@@ -102,10 +105,16 @@ class Board:
         self._holds.pop(pause, None)
         if self.get(pause.id) is pause:
             del self._pauses[pause.id]
-            self._ended[pause.id] = reason
+            self._ended[pause.id] = reason[:MAX_REASON]
             if len(self._ended) > MAX_ENDED:
                 self._ended.popitem(last=False)
             self.changed()
+
+    def has_room(self, process: Process, size: int) -> bool:
+        """Return whether the pauses of a process's job, and those of all jobs, may have so many bytes more."""
+        job = process.about.get("job")
+        of_job = sum(pause.bytes for pause in self._pauses.values() if pause.process.about.get("job") == job)
+        return size + of_job <= MAX_BYTES // 4 and size + sum(one.bytes for one in self._pauses.values()) <= MAX_BYTES
 
     def resumed(self, pause: Pause, stop: Message | None, *, reason: str | None = None) -> None:
         """Note that pydevd has confirmed that a thread runs.

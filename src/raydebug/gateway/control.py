@@ -8,7 +8,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
-from raydebug.gateway.channel import LISTED, ControlChannel, NoAnswer
+from raydebug.gateway.channel import LISTED, MAX_CAUSE, ControlChannel, NoAnswer
 from raydebug.gateway.ended import Ended
 from raydebug.gateway.numbers import BREAK, Numbers
 from raydebug.protocol import messages, questions, records, wire
@@ -129,7 +129,9 @@ class Control:
         # What processes say as they end, and too late, until their recorder asks; nobody does for a run without one.
         self._last_spans: list[tuple[ControlChannel, SpansRecord]] = []
         self._lost_spans: dict[str | None, tuple[ControlChannel, SpansRecord]] = {}  # by job: how many of them
-        self.ended = Ended(lambda ns: [channel for channel in self.channels if channel.birth.get("ns") == ns])
+        self.ended = Ended(
+            lambda ns: [channel for channel in self.channels if channel.birth.get("ns") == ns], self.living_jobs
+        )
 
     async def serve(self, about: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one authenticated channel until it ends.
@@ -153,6 +155,10 @@ class Control:
                 self.channels.remove(channel)
                 self.ended.note(channel)
             channel.end()
+
+    def living_jobs(self) -> set[str]:
+        """Return the jobs that have a process."""
+        return {channel.about.get("job") or "" for channel in self.channels}
 
     async def described(self, fresh_s: float = 0.0) -> list[ControlChannel]:
         """Return the channels of the user's processes, by node and process id, with descriptions that are fresh."""
@@ -272,11 +278,11 @@ class Control:
                 self._welcome(channel, known.get("breaks", []), set(known.get("set", ())))
         elif message.get("event") == messages.BREAK:
             report = records.read(body, BreakpointReport, "the report of a breakpoint")
-            if len(channel.reports) < MAX_BREAKS or report.get("id") in channel.reports:
-                state, text = report.get("state", ""), report.get("message", "")
+            if report.get("id") in channel.reports.keys() | self._breaks.keys():
+                state, text = report.get("state", ""), report.get("message", "")[:MAX_CAUSE]
                 channel.reports[report.get("id", "")] = {"state": state, "message": text}
         elif message.get("event") == messages.BIRTH:
-            if not channel.birth:  # it comes once
+            if not channel.birth and channel in self.channels:  # it comes once
                 channel.birth = records.read(body, Birth, "its birth")
                 self.ended.watch(channel)
         elif message.get("event") == messages.KILLS:

@@ -15,12 +15,12 @@ import os
 import select
 import struct
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 from raydebug.gateway.background import keep
 from raydebug.gateway.channel import ControlChannel, NoAnswer
+from raydebug.gateway.kept import KeptPerJob, size_of
 from raydebug.protocol import node_facts
 from raydebug.protocol.death import MAX_ENDED, EndedProcess, Kill
 from raydebug.protocol.questions import NODE, NodeBody, NodeFacts
@@ -29,7 +29,7 @@ ENDS_WITHIN_S = 1.0  # a process closes its files before it has ended; one that 
 ANSWER_S = 0.5
 DESCRIBED_AFTER_S = (2.0, 8.0, 50.0)
 KILLED_WITHIN_S = 30.0  # of the signal; a process that lived on for longer has ended for another reason
-MAX_JOBS = 20
+MAX_KEPT_BYTES = 32 * 1024 * 1024  # of all jobs
 # Linux 6.15 include/uapi/linux/pidfd.h: PIDFD_GET_INFO, struct pidfd_info (64 bytes), PIDFD_INFO_EXIT.
 _GET_INFO, _INFO, _WITH_EXIT, _EXIT_CODE_AT = 0xC040FF0B, 64, 1 << 3, 60
 
@@ -37,9 +37,11 @@ _GET_INFO, _INFO, _WITH_EXIT, _EXIT_CODE_AT = 0xC040FF0B, 64, 1 << 3, 60
 class Ended:
     """The ends of processes, by job."""
 
-    def __init__(self, peers: Callable[[str], Sequence[ControlChannel]]) -> None:
+    def __init__(
+        self, peers: Callable[[str], Sequence[ControlChannel]], living: Callable[[], Collection[str]] = tuple
+    ) -> None:
         self._peers = peers  # the channels of the processes in a namespace
-        self._by_job: dict[str, deque[EndedProcess]] = {}
+        self._kept = KeptPerJob[EndedProcess](MAX_KEPT_BYTES, MAX_ENDED, living)
         # Microseconds: higher than the numbers of a gateway before, as no cluster ends a million processes a second.
         self._numbers = itertools.count(time.time_ns() // 1000)
         self._here = node_facts.namespace()
@@ -49,14 +51,13 @@ class Ended:
 
     def of_job(self, job: str, after: int = 0) -> list[EndedProcess]:
         """Return the ended processes of a job with a higher number, in the order of their ends; all that are back."""
-        ended = self._by_job.get(job, ())
-        found = [process for process in ended if process["number"] > after or process.get("is_back")]
+        found = [process for process in self._kept.of_job(job) if process["number"] > after or process.get("is_back")]
         return sorted(found, key=lambda process: process["at"])
 
     def watch(self, channel: ControlChannel) -> None:
         """Hold a process of this machine, and its raylet; note that one is back that had only lost its connection."""
         keep(_describe(channel))
-        for process in itertools.chain.from_iterable(self._by_job.values()):
+        for process in self._kept.all():
             if process["instance"] == channel.instance:
                 process["is_back"] = True
         self._kills.pop(_key(channel), None)  # of an earlier process with this id
@@ -65,10 +66,10 @@ class Ended:
             return
         with contextlib.suppress(OSError, ValueError):
             handle = os.pidfd_open(pid)
-            if node_facts.started_at(pid) == channel.birth.get("started"):
-                self._handles[channel] = handle
-            else:
+            if node_facts.started_at(pid) != channel.birth.get("started"):
                 os.close(handle)
+                return
+            self._handles[channel] = handle
             if raylet and (raylet not in self._raylets or _has_ended(self._raylets[raylet])):
                 found = os.pidfd_open(raylet)
                 if (before := self._raylets.pop(raylet, None)) is not None:
@@ -87,15 +88,21 @@ class Ended:
         keep(self._gather(channel, time.time()))
 
     async def _gather(self, channel: ControlChannel, at: float) -> None:
-        handle = self._handles.pop(channel, None)
+        try:
+            await self._take(channel, at)
+        finally:
+            if (handle := self._handles.pop(channel, None)) is not None:
+                os.close(handle)
+            for raylet in self._raylets.keys() - {one.birth.get("raylet") for one in self._handles}:
+                os.close(self._raylets.pop(raylet))
+
+    async def _take(self, channel: ControlChannel, at: float) -> None:
+        handle = self._handles.get(channel)
         status: int | None = None
         if handle is not None:
-            try:
-                if not await _ends(handle, ENDS_WITHIN_S):
-                    return
-                status = _status(handle, channel.about.get("pid") or 0)
-            finally:
-                os.close(handle)
+            if not await _ends(handle, ENDS_WITHIN_S):
+                return
+            status = _status(handle, channel.about.get("pid") or 0)
         about, birth = channel.about, channel.birth
         ended = cast(EndedProcess, {**about, "at": at, "birth": birth})
         ended["instance"], ended["ip"] = channel.instance, channel.describe()["ip"]
@@ -109,11 +116,8 @@ class Ended:
         # Of a Ray worker the status is 0 after `sys.exit(3)`: only Ray knows the code.
         is_worker = node_facts.RAY_WORKER in str(about.get("argv"))
         if status != 0 or is_worker or not channel.words:
-            job = ended.get("job") or ""
-            if job not in self._by_job and len(self._by_job) >= MAX_JOBS:
-                del self._by_job[next(iter(self._by_job))]
             ended["number"] = next(self._numbers)  # not before: who asks for higher numbers misses none
-            self._by_job.setdefault(job, deque(maxlen=MAX_ENDED)).append(ended)
+            self._kept.add(ended.get("job") or "", ended, size_of(ended))
 
     async def _node_facts(self, channel: ControlChannel) -> NodeFacts:
         birth, pid = channel.birth, channel.about.get("pid") or 0

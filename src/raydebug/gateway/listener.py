@@ -11,6 +11,7 @@ import contextlib
 import logging
 import resource
 import socket
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -26,6 +27,25 @@ FILES_PER_UNPROVEN = 8  # the three budgets of a gateway take at most three eigh
 # For peers without the token that send single bytes: a wake-up for each byte of a thousand such peers would occupy a
 # core. The first message of a peer with the token arrives whole.
 FIRST_PIECE_WAIT_S = 0.05
+
+
+class ProvenDials:
+    """A budget of connections of processes that have shown the token: five eighths of the files that may be open.
+
+    The unproven ones have three eighths at most, and the processes of one job three quarters of this budget.
+    """
+
+    def __init__(self) -> None:
+        self._limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 5 // FILES_PER_UNPROVEN  # negative: without one
+        self._jobs: weakref.WeakKeyDictionary[asyncio.StreamWriter, object] = weakref.WeakKeyDictionary()
+
+    def add(self, writer: asyncio.StreamWriter, job: object) -> None:
+        """Count a connection; raise ConnectionRefusedError where there are too many."""
+        if len(self._jobs) >= self._limit * 3 // 4 > 0:
+            jobs = [of for one, of in self._jobs.items() if not one.is_closing()]
+            if len(jobs) >= self._limit or jobs.count(job) >= self._limit * 3 // 4:
+                raise ConnectionRefusedError("too many connections of its job")
+        self._jobs[writer] = job
 
 
 class Unproven:

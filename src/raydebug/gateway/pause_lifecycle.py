@@ -11,6 +11,7 @@ from typing import cast
 from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.gateway.background import keep
 from raydebug.gateway.board import Board, Pause
+from raydebug.gateway.kept import ITEM_BYTES, size_of
 from raydebug.gateway.processes import Process
 from raydebug.protocol import messages, records, wire
 from raydebug.protocol.records import BadRecord, JobLine, Owner, PauseRecord
@@ -74,7 +75,8 @@ class ProcessEvents:
             client.forward(message)
 
     def _announced(self, thread_id: int, record: PauseRecord) -> None:
-        self._make_room(thread_id)
+        size = size_of(record)
+        self._make_room(thread_id, size)
         self._owners[thread_id] = {name: record.get(name) for name in KEPT}
         old = self._board.of_thread(self._process, thread_id)
         client = None if old is None else self._board.holder(old)
@@ -83,10 +85,13 @@ class ProcessEvents:
         suspended_s = record.pop("stood_s", 0.0)  # before the process dialled in here
         pause = self._board.begin(self._process, thread_id, record)
         pause.since -= suspended_s
+        pause.bytes = size
         if client is not None:
             self._board.assign(pause, client)
 
-    def _make_room(self, thread_id: int) -> None:
+    def _make_room(self, thread_id: int, size: int) -> None:
+        if not self._board.has_room(self._process, size):
+            raise BadRecord("too much text, with the other pauses of its job")
         is_new = self._board.of_thread(self._process, thread_id) is None
         if is_new and len(self._board.of_process(self._process)) >= MAX_PAUSES:
             raise BadRecord(f"more than {MAX_PAUSES} pauses of one process")
@@ -102,12 +107,15 @@ class ProcessEvents:
                 client.lost(f"the pause ended: {reason} ({self._process.title})")
 
     def _stopped(self, thread_id: int, body: Message) -> None:
-        pause = self._board.of_thread(self._process, thread_id)
+        pause, size = self._board.of_thread(self._process, thread_id), size_of(body)
+        if not self._board.has_room(self._process, size):
+            body, size = {"reason": "breakpoint", "threadId": thread_id}, ITEM_BYTES
         if pause is None:  # a line breakpoint of a client, hit by a thread without a pause
-            self._make_room(thread_id)
+            self._make_room(thread_id, 0)
             record = {"kind": "breakpoint", **self._owners.get(thread_id, {})}
             pause = self._board.begin(self._process, thread_id, cast(PauseRecord, record))
         pause.stopped = body
+        pause.bytes = size_of(pause.record) + size
         if pause.announced:  # the record has the location
             pause.announced = False
             self._report(pause, body, is_new=True)
@@ -129,6 +137,7 @@ class ProcessEvents:
             frame = await self._process.top_frame(pause.thread_id)
             path = frame.get("source", {}).get("path")
             pause.record.update({"file": path, "line": frame.get("line"), "function": frame.get("name")})
+            pause.bytes += size_of(frame)
         pause.located = True
 
     def _report(self, pause: Pause, body: Message, *, is_new: bool = False) -> None:

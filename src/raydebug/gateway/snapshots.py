@@ -6,13 +6,14 @@ import asyncio
 import base64
 import logging
 import secrets
-from collections import OrderedDict
+from collections.abc import Callable, Collection
 from typing import Any
 
 from raydebug.gateway.board import Board
 from raydebug.gateway.channel import NoAnswer
 from raydebug.gateway.client_requests import Refused
 from raydebug.gateway.control import Control
+from raydebug.gateway.kept import KeptPerJob, size_of
 from raydebug.protocol import messages, records, wire
 from raydebug.protocol.questions import SAVE_PAUSE, SavePauseBody
 from raydebug.protocol.records import BadRecord
@@ -20,7 +21,8 @@ from raydebug.protocol.snapshot import IS_ID, MAX_FILE_BYTES, MAX_OF_JOB, Snapsh
 
 log = logging.getLogger("raydebug.gateway")
 
-MAX_KEPT_BYTES = 64 * 1024 * 1024  # of all jobs; beyond it the oldest are dropped
+MAX_KEPT_BYTES = 64 * 1024 * 1024  # of all jobs
+MAX_OF_PAUSES = 100  # of a job: the last ones that clients have asked for
 READ_BYTES = 64 * 1024
 TRANSFER_S = 30.0
 PAUSE_S = 4.0  # a client waits for 5 s
@@ -30,20 +32,18 @@ _Key = tuple[str, str]  # job and id
 class Snapshots:
     """All snapshots, oldest first."""
 
-    def __init__(self) -> None:
-        self._kept: OrderedDict[_Key, tuple[SnapshotSummary, bytes]] = OrderedDict()
+    def __init__(self, living: Callable[[], Collection[str]] = tuple) -> None:
+        self._kept = KeptPerJob[tuple[SnapshotSummary, bytes]](MAX_KEPT_BYTES, MAX_OF_JOB + MAX_OF_PAUSES, living)
         self._expected: dict[_Key, SnapshotSummary] = {}  # accepted, not received yet
         self._requested = set[_Key]()  # of pauses
-        self._bytes = 0
 
     def of_job(self, job: str) -> list[SnapshotSummary]:
         """Return the summaries of a job's snapshots, oldest first."""
-        return [summary for (one, _), (summary, _) in self._kept.items() if one == job]
+        return [summary for summary, _ in self._kept.of_job(job)]
 
     def file_of(self, job: str, snapshot_id: str) -> bytes | None:
         """Return the file of a snapshot."""
-        found = self._kept.get((job, snapshot_id))
-        return None if found is None else found[1]
+        return next((file for summary, file in self._kept.of_job(job) if summary.get("id") == snapshot_id), None)
 
     async def receive(self, about: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Receive one snapshot from an authenticated process.
@@ -78,7 +78,7 @@ class Snapshots:
             (summary_of_job.get("same"), summary_of_job.get("rank")) != (summary.get("same"), summary.get("rank"))
             for summary_of_job in known if summary_of_job.get("kind") == "crash"
         )  # fmt: skip
-        is_free = IS_ID.fullmatch(key[1]) and key not in self._kept and key not in self._expected
+        is_free = IS_ID.fullmatch(key[1]) and key[1] not in [one.get("id") for one in known]
         is_pause = key in self._requested
         is_crash = summary.get("kind") != "pause" and is_new and len(known) < MAX_OF_JOB
         if not job or not is_free or not (is_pause or is_crash):
@@ -95,10 +95,8 @@ class Snapshots:
             file = base64.b64decode(message.get("data", ""), validate=True)
         except ValueError as error:
             raise BadRecord("the snapshot is not in base64") from error
-        self._kept[key] = ({**self._expected.pop(key), "message": message.get("message", "")}, file)
-        self._bytes += _size(*self._kept[key])
-        while self._bytes > MAX_KEPT_BYTES:
-            self._bytes -= _size(*self._kept.popitem(last=False)[1])
+        summary: SnapshotSummary = {**self._expected.pop(key), "message": message.get("message", "")}
+        self._kept.add(key[0], (summary, file), len(file) + size_of(summary))
         log.info("snapshot %s of job %s: %d bytes", key[1], key[0], len(file))
 
     async def save_pause(self, pause_id: str, board: Board, control: Control) -> SnapshotSummary:
@@ -122,13 +120,9 @@ class Snapshots:
             answer = await channel.ask(SAVE_PAUSE, SavePauseBody(id=key[1], threadId=pause.thread_id), PAUSE_S)
         finally:
             self._requested.remove(key)
-        if key in self._kept:
-            return self._kept[key][0]
+        if (made := next((one for one in self.of_job(job) if one.get("id") == key[1]), None)) is not None:
+            return made
         if answer == NoAnswer(messages.SILENT):
             raise Refused("snapshot.no-answer", f"its process did not answer within {PAUSE_S:g} s", "try it again")
         why = answer.cause or answer.state if isinstance(answer, NoAnswer) else "the gateway has not received it"
         raise Refused("snapshot.failed", f"its process could not make one: {why}", "look at it with `raydebug attach`")
-
-
-def _size(summary: SnapshotSummary, file: bytes) -> int:
-    return len(file) + len(str(summary))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from raydebug.protocol.questions import NodeFacts
-from raydebug.protocol.records import Name, ProcessRecord, Text, Work
+from raydebug.protocol.records import Line, Name, ProcessRecord, Text, Work
 
 MAX_ENDED = 500  # of a job
 
@@ -15,7 +15,7 @@ class Birth(TypedDict, total=False):
 
     ns: Name  # the machine's boot and the pid namespace: equal for processes that see each other
     started: int  # clock ticks since boot: a process id may be used again
-    cgroup: Text  # folder with its memory counters; empty without one
+    cgroup: Line  # folder with its memory counters; empty without one
     oom_kills: int  # by the kernel, in this cgroup so far
     node_oom_kills: int
     raylet: int  # process id of its raylet
@@ -29,7 +29,7 @@ class LastWords(TypedDict, total=False):
     code: int  # of OS_EXIT
     error: Name  # type of the exception that ended the program
     reason: Name  # of an OSError: its text without the file
-    place: Text  # file:line function
+    place: Line  # file:line function
     thread: Name
 
 
@@ -38,7 +38,7 @@ class Kill(TypedDict, total=False):
 
     pid: int
     signal: int
-    place: Text  # file:line function
+    place: Line  # file:line function
     by: int  # process id of the sender; the gateway adds it, and the time in seconds since 1970
     at: float
 

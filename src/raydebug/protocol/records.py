@@ -28,7 +28,8 @@ from typing import (
 )
 
 NAME_BYTES = 1024  # of a function, thread, actor, id
-TEXT_BYTES = 64 * 1024  # of a path, an exception, an expression
+LINE_BYTES = 8 * 1024  # of a path, a command line
+TEXT_BYTES = 64 * 1024  # of an exception, an expression
 MAX_NUMBER = 2**63
 MAX_ITEMS = 1000  # of a list
 
@@ -153,6 +154,7 @@ def _reader(hint: Any) -> _Read:
 
 
 Name = Annotated[str, text_of_at_most(NAME_BYTES)]
+Line = Annotated[str, text_of_at_most(LINE_BYTES)]
 Text = Annotated[str, text_of_at_most(TEXT_BYTES)]
 Id = Annotated[str, _read_id]
 """Of a pause: it becomes a word of the commands that people paste."""
@@ -178,8 +180,8 @@ class ProcessRecord(ProcessIds):
 
     ppid: int | None
     python: Name | None
-    argv: Text | None
-    cwd: Text | None
+    argv: Line | None
+    cwd: Line | None
     rank: int | None
     job: Name | None
     is_driver: bool | None
@@ -204,7 +206,7 @@ class Work(TypedDict):
     job_id: Name | None
     actor_id: Name | None
     actor: Name | None
-    title: Text | None
+    title: Line | None
     doing: NotRequired[Location]
 
 
