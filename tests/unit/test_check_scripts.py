@@ -59,6 +59,8 @@ def test_scripts(folder: Path) -> None:
         ((), None, "error: no script is named"),
         (("nothing.sh",), None, "error: there is no file nothing.sh"),
         (("bin",), None, "error: there is no file bin"),
+        (("a\n::error::b.sh",), None, "error: the name of a script has hidden characters"),
+        (("a\N{RIGHT-TO-LEFT OVERRIDE}b.sh",), None, "error: the name of a script has hidden characters"),
         (("train.sh",), "/usr/bin:/bin", "error: raydebug is not installed here"),
     ],
 )

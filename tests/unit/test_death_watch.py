@@ -80,9 +80,10 @@ def test_an_end_is_certified_without_ray_too(watched: Any) -> None:
 
 
 def test_an_odd_end_keeps_no_other_from_its_certificate(watched: Any) -> None:
-    """What a gateway of another version says of one end, in another form, costs that end its certificate, no other."""
+    """What a gateway of another version, or a process, says of an end in another form costs it its certificate."""
     watch, ended = watched
     ended.append({**ended[0], "number": 2, "at": time.time() - 2})
+    ended.append({**ended[0], "number": 3, "at": time.time() - 2, "node": {**FACTS, "raylet": "9" * 300}})
     ended[0]["at"] = None
     assert [one.number for one in watch.take(Rows(workers="fails"))] == [2]
     assert watch.take(Rows(workers="fails"), last=True) == []

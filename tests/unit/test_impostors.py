@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -43,9 +44,9 @@ ANSWERS = {
 class Impostor:
     """A listener that answers everything in one way, and keeps what it gets."""
 
-    def __init__(self, server: socket.socket, answer: bytes) -> None:
+    def __init__(self, server: socket.socket, answer: bytes, then: bytes) -> None:
         self.port, self.got = server.getsockname()[1], b""
-        self._server, self._answer = server, answer
+        self._server, self._answer, self._then = server, answer, then
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -56,15 +57,18 @@ class Impostor:
                     connection.settimeout(10)
                     self.got += connection.recv(65536)
                     connection.sendall(self._answer)
+                    while self._then:
+                        time.sleep(0.05)
+                        connection.sendall(self._then)
                     connection.shutdown(socket.SHUT_WR)
                     while data := connection.recv(65536):
                         self.got += data
 
 
 @contextlib.contextmanager
-def impostor(answer: bytes) -> Iterator[Impostor]:
+def impostor(answer: bytes, then: bytes = b"") -> Iterator[Impostor]:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        yield Impostor(server, answer)
+        yield Impostor(server, answer, then)
         with contextlib.suppress(OSError):
             server.shutdown(socket.SHUT_RDWR)
 
@@ -280,6 +284,17 @@ def test_our_own_dashboard_is_asked(tmp_path):
         cluster = cluster_at(tmp_path, 1, waiting.getsockname()[1])
         with socket.create_connection(waiting.getsockname()) as connection:
             assert port_owner.stranger_at(cluster, connection) is None
+
+
+@pytest.mark.parametrize(("most_bytes", "why"), [(100, "is too long"), (10**9, "its answer comes too slowly")])
+def test_a_dashboard_without_end(tmp_path, monkeypatch, most_bytes, why):
+    """An answer that never ends is given up, by its length or its time."""
+    monkeypatch.setattr("raydebug.cluster.dashboard.TIMEOUT_S", 0.5)
+    monkeypatch.setitem(Dashboard._receive.__kwdefaults__, "most_bytes", most_bytes)
+    head, piece = b"HTTP/1.1 200 OK\r\nContent-Length: 10000000\r\n\r\n", bytes(99)
+    with impostor(head, then=piece) as other, pytest.raises(RaydebugError) as given_up:
+        Dashboard(cluster_at(tmp_path, 1, other.port)).submitted_jobs()
+    assert why in str(given_up.value)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a program of another user")

@@ -513,6 +513,7 @@ class Runs:
         (pickle.dumps([1]), "TypeError"),
         (pickle.dumps({"segments": [{"total_size": -1, "blocks": []}]}), "a size is no number of bytes"),
         (b"", "EOFError"),
+        (b"Nr\0\0\0\4.", "MemoryError"),  # a memo of 2**26 entries
         (b"\x80\x04\x95", "UnpicklingError"),
         (pickle.dumps({"segments": [{"total_size": 1, "blocks": [{"size": "1", "state": []}]}]}), "ValueError"),
     ],

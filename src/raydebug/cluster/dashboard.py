@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import httpx
 
 TIMEOUT_S = 15.0
+MOST_BYTES, LEAST_BYTES_PER_S = 512 * 1024 * 1024, 64 * 1024  # of an answer
 NODES_TIMEOUT_S = 4.0
 TASKS_TIMEOUT_S, MOST_TASKS = 6.0, 10_000  # rows: as many as Ray's state API gives at most
 UNPLACED = "PENDING_NODE_ASSIGNMENT"  # ray 2.60.0 src/ray/protobuf/common.proto TaskStatus
@@ -318,7 +319,7 @@ class Dashboard:
     def job_logs(self, submission_id: str) -> str:
         return with_local_names(self.cluster, self.raw_job_logs(submission_id))
 
-    def raw_job_logs(self, submission_id: str, *, most_bytes: int | None = None) -> str:
+    def raw_job_logs(self, submission_id: str, *, most_bytes: int = MOST_BYTES) -> str:
         """Return the log of a job's driver with the nodes' own names of files; a longer one than this is refused."""
         path = f"/api/jobs/{submission_id}/logs"
         return str(self._ask("GET", path, "logs", of=str, most_bytes=most_bytes))
@@ -398,16 +399,18 @@ class Dashboard:
             code="cluster.no-dashboard",
         )
 
-    def _receive(self, method: str, path: str, *, most_bytes: int | None = None, **options: Any) -> httpx.Response:
+    def _receive(self, method: str, path: str, *, most_bytes: int = MOST_BYTES, **options: Any) -> httpx.Response:
         import httpx
 
-        pieces, size = [], 0
+        pieces, size, deadline = [], 0, time.monotonic() + 2 * options.get("timeout", TIMEOUT_S)
         try:
             with self._http.stream(method, path, extensions={"trace": self._check}, **options) as received:
                 for piece in received.iter_bytes():
                     pieces.append(piece)
                     size += len(piece)
-                    if most_bytes is not None and size > most_bytes:
+                    if time.monotonic() > deadline + size / LEAST_BYTES_PER_S:
+                        raise httpx.ReadTimeout("its answer comes too slowly")
+                    if size > most_bytes:
                         raise RaydebugError(
                             f"the answer to {method} {path} is too long",
                             cause=f"it has more than {most_bytes >> 20} MiB",

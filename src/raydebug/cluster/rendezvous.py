@@ -7,11 +7,9 @@ and usually on a shared file system. What is read is checked: a file that is bro
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -164,7 +162,8 @@ def take_copy(text: str) -> Path:
 
 def publish(folder: Path, head: Head) -> None:
     """Say where the head is; from now on the other nodes join."""
-    with _writing(folder):
+    check_private(folder)
+    with state.writing(folder):
         atomic_write(folder / HEAD_FILE, json.dumps(head, indent=2))
 
 
@@ -196,20 +195,23 @@ def find_head(folder: Path) -> Head | None:
 
 def forget_head(folder: Path) -> None:
     """Say that there is no head (any more): no node joins, and those that have joined end."""
-    with _writing(folder):
+    check_private(folder)
+    with state.writing(folder):
         (folder / HEAD_FILE).unlink(missing_ok=True)
 
 
 def forget_nodes(folder: Path) -> None:
     """Remove what the nodes of an earlier life have said."""
-    with _writing(folder):
+    check_private(folder)
+    with state.writing(folder):
         for path in (folder / NODES).glob("*.json"):
             path.unlink(missing_ok=True)
 
 
 def say_node(folder: Path, node: NodeState) -> None:
     """Say how a node is."""
-    with _writing(folder):
+    check_private(folder)
+    with state.writing(folder):
         (folder / NODES).mkdir(mode=0o700, exist_ok=True)
         atomic_write(folder / NODES / f"{node['host']}.json", json.dumps(node))
 
@@ -245,14 +247,6 @@ def what_is_wrong(head: Head) -> str:
         if name in FORMS and not re.fullmatch(FORMS[name], str(cast(dict[str, Any], head)[name]), re.ASCII):
             return f"its {name} has the wrong form"
     return ""
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Write only where nobody else can have put a link, or a folder of theirs."""
-    check_private(folder)
-    with state.writing(folder):
-        yield
 
 
 def _broken(path: Path, cause: Any) -> RaydebugError:

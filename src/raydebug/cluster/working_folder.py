@@ -35,23 +35,15 @@ MIB = 1024**2
 MOST_BYTES = 96 * MIB  # Ray's dashboard takes 100 MiB (ray 2.41.0 to 2.60.0 DASHBOARD_CLIENT_MAX_SIZE)
 IGNORED = frozenset({".git", ".venv", "node_modules", "__pycache__", ".ipynb_checkpoints"})
 # Names of files, and of folders (`.ssh/`), that hold secrets, in small letters; `gh/hosts.yml` is a file in a folder.
-SECRETS = (
-    # of shells, ssh, PGP, TLS
-    ".env*", ".env*/", "*.env", "*.secret", "*.secrets", ".netrc", "_netrc", ".ssh/", "id_rsa", "id_dsa", "id_ecdsa*",
-    "id_ed25519*", "*_key", "*-key", "*.key", "*.pem", "*.p12", "*.pfx", "*.ppk", "*.jks", "*.keystore", "*.kdbx",
-    ".gnupg/", ".htpasswd", ".*_history", "core.[0-9]*",
-    # of clouds, Kubernetes, Terraform, Vault
-    ".aws/", "*credentials", "*credentials*.json", "*credentials*.csv", ".azure/", "gcloud/", ".boto", ".s3cfg",
-    ".kube/", "kubeconfig*", "*.kubeconfig", "kube.config", "service[-_]account*.json", "*[-_]key.json",
-    "client_secret*.json",
-    "*.tfstate*", "*.tfvars", ".terraform.d/", ".vault*", "vault.y*ml", ".sops.y*ml", "secret.y*ml", "secrets.y*ml",
-    "secret.json", "secrets.json", "secret.toml", "secrets.toml", "secret.ini", "secrets.ini", "secret.txt",
-    "secrets.txt",
-    # of packages, images, databases, services
-    ".git-credentials", "gh/hosts.yml", ".npmrc", ".pypirc", ".docker/", "*wandb/settings", ".huggingface/", ".ray/",
-    ".databrickscfg", ".modal.toml", ".pgpass", ".my.cnf", "auth.json", "token", "token.txt", "*[-_]token",
-    "*[-_]token.txt", "*.token",
-)  # fmt: skip
+SECRETS = """
+.env* .env*/ *.env *.secret *.secrets .netrc _netrc .ssh/ id_rsa id_dsa id_ecdsa* id_ed25519* *_key *-key *.key *.pem
+*.p12 *.pfx *.ppk *.jks *.keystore *.kdbx .gnupg/ .htpasswd .*_history core.[0-9]* .aws/ *credentials
+*credentials*.json *credentials*.csv .azure/ gcloud/ .boto .s3cfg .kube/ kubeconfig* *.kubeconfig kube.config
+service[-_]account*.json *[-_]key.json client_secret*.json *.tfstate* *.tfvars .terraform.d/ .vault* vault.y*ml
+.sops.y*ml secret.y*ml secrets.y*ml secret.json secrets.json secret.toml secrets.toml secret.ini secrets.ini
+secret.txt secrets.txt .git-credentials gh/hosts.yml .npmrc .pypirc .docker/ *wandb/settings .huggingface/ .ray/
+.databrickscfg .modal.toml .pgpass .my.cnf auth.json token token.txt *[-_]token *[-_]token.txt *.token
+"""
 NAMED_AT_MOST = 3
 ASKED_NODES = 50  # the head and some others; the request is one word of a command line
 LIMIT_S = 30.0
@@ -222,23 +214,18 @@ def _is_allowed(folder: Path, path: Path, real: str) -> bool:
 def _secret_in(folder: Path, path: Path) -> Path | None:
     """Return the first part of a path whose name is that of a secret, or raydebug's state; None if there is none."""
     for at in path.parents[-2::-1]:
-        if _is_secret_name(f"{at.name}/"):
+        if _secret_name().fullmatch(f"{at.name}/"):
             return at
     names = (path.name, f"{path.parent.name}/{path.name}", f"{path.name}/")
-    if any(map(_is_secret_name, names)):
+    if any(map(_secret_name().fullmatch, names)):
         return path
     has_name = "raydebug" in path.parts or "raydebug" in folder.parts  # the whole question takes 0.2 ms
     return path if has_name and (folder / path).is_relative_to(state_dir()) else None
 
 
-@functools.lru_cache(4096)
-def _is_secret_name(name: str) -> bool:
-    return _secret_names().fullmatch(name.lower()) is not None
-
-
 @functools.cache
-def _secret_names() -> re.Pattern[str]:
-    return re.compile("|".join(map(fnmatch.translate, SECRETS)))
+def _secret_name() -> re.Pattern[str]:
+    return re.compile("|".join(map(fnmatch.translate, SECRETS.split())), re.IGNORECASE)
 
 
 def _listed_by_git(folder: Path) -> Iterable[tuple[Path, bool]] | None:
@@ -277,7 +264,7 @@ def _walk(folder: Path) -> Iterator[tuple[Path, bool]]:
         whole = [
             name for name in inner
             if Path(at, name, ".git").exists() or Path(at, name).is_symlink()
-            or _is_secret_name(f"{name}/") or Path(at, name) == state_dir()
+            or _secret_name().fullmatch(f"{name}/") or Path(at, name) == state_dir()
         ]  # fmt: skip
         folders[:] = [name for name in inner if name not in whole]
         yield from ((Path(at, name).relative_to(folder), False) for name in (*files, *whole))

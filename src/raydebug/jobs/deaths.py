@@ -90,7 +90,7 @@ class DeathWatch:
                 job = dashboard.job(self._job) if unjudged else {}
             for process in unjudged:
                 found = None
-                with contextlib.suppress(*OF_ANOTHER_VERSION):  # one odd end keeps no other from its certificate
+                with contextlib.suppress(Exception):  # one odd end, of any process, keeps no other from its certificate
                     evidence = self._gather(dashboard, process, job)
                     if not last and not evidence.is_settled:
                         continue

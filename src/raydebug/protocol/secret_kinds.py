@@ -6,13 +6,10 @@ import functools
 import re
 
 _START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"  # of a word (`task-specialized-reward` has none), or after an escape
-_LETTERS = {
-    "a": "[A-Za-z0-9]", "b": "[A-Za-z0-9_+/=-]", "c": "[A-Z0-9]", "d": r"[\w.=-]", "h": "[0-9a-fA-F]", "u": "[A-Z0-9-]",
-    "w": r"[\w-]",
-}  # fmt: skip
-# The beginning, the letters that follow, and how many at least. Source: gitleaks b58d3f1 (2026-07-22), its rules in
-# config/gitleaks.toml that need no name beside the value; some are shorter here. The last group is not in there: as
-# these services' keys begin in public repositories.
+_LETTERS = {"a": "[A-Za-z0-9]", "b": "[A-Za-z0-9_+/=-]", "c": "[A-Z0-9]", "d": r"[\w.=-]", "h": "[0-9a-fA-F]"}
+_LETTERS |= {"u": "[A-Z0-9-]", "w": r"[\w-]"}
+# The beginning, the letters that follow, and how many at least. Source: gitleaks b58d3f1, config/gitleaks.toml, rules
+# that need no name beside the value, some shorter; the last group: keys of other services in public repositories.
 KINDS = """
 A3-|u28 ops_eyJ|b100 p8e-|a32 AGE-SECRET-KEY-1|c50 LTAI|a16 sk-|w16 AKCp|a60 cmVmd|a59 ABSK|b100 bedrock-api-key-|b20
 CLOJARS_|a60 v1.0-|w100 dapi|h32 doo_v1_|h64 dop_v1_|h64 dor_v1_|h64 dp.pt.|a43 duffel_test_|d43 duffel_live_|d43
@@ -32,8 +29,7 @@ key-|h32 LS0tLS1CRUdJTi|b60
 _MAY_BE = r"[\w.+/=~-]{17}"  # the shortest of them
 # Of other forms, by the marks that each has: a text without a mark is not searched.
 _FORMS = (
-    (("AKIA", "ASIA", "ABIA", "ACCA"), rf"{_START}A(?:KI|SI|BI|CC)A[0-9A-Z]{{16}}\b"),
-    (("A3T",), rf"{_START}A3T[0-9A-Z]{{17}}\b"),
+    (("AKIA", "ASIA", "ABIA", "ACCA", "A3T"), rf"{_START}A(?:KIA|SIA|BIA|CCA|3T[0-9A-Z])[0-9A-Z]{{16}}\b"),
     (("4b1d",), r"(?<![\w])4b1d[A-Za-z0-9]{38}(?!\w)"),
     (("pat", "sat."), rf"{_START}(?:pat[A-Za-z0-9]{{14}}\.[a-f0-9]{{64}}|[ps]at\.[\w-]{{22}}\.[A-Za-z0-9.]{{45}})"),
     (("SK",), rf"{_START}SK[0-9a-fA-F]{{32}}(?!\w)"),
@@ -56,9 +52,8 @@ _FORMS = (
     (("sig=", "ignature="), r"(?:(?<=[?&]sig=)|(?<=[-?&]Signature=))[\w%+/=-]{16,}"),
     (("earer ",), r"(?<=earer )[\w.~+/=-]{16,}"),
     (("wd=", "WD="), r"(?i)(?<=;pwd=)(?!/)[^;\s\"']+"),  # of ADO; not a shell's folder
-    (("SecretStr(",), r"(?<=SecretStr\([\"'])[^\"'\n]+"),
-    (("SecretBytes(",), r"(?<=SecretBytes\(b[\"'])[^\"'\n]+"),
-    # Of Weights & Biases. A folder or a revision of this form is a commit: `models--x/snapshots/HASH/`, `repo@HASH`.
+    (("SecretStr(", "SecretBytes("), r"(?:(?<=SecretStr\([\"'])|(?<=SecretBytes\(b[\"']))[^\"'\n]+"),
+    # Weights & Biases. A folder or a revision of this form is a commit: `models--x/snapshots/HASH/`, `repo@HASH`.
     (("",), r"(?<![\w/@])[0-9a-fA-F]{40}(?![\w/])"),
 )  # fmt: skip
 _FORM_OF = [(mark, form) for marks, form in _FORMS for mark in marks]

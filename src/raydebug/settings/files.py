@@ -199,13 +199,11 @@ def require_own(folder: Path) -> None:
 
 
 def is_strangers(uid: int) -> bool:
-    """Return whether a file's owner is another user than this one and root.
-
-    In a container without root's rights (Apptainer, Podman) the host's root has the uid of all who are unknown there.
-    """
+    """Return whether a file's owner is another user than this one and root."""
     if uid in (0, os.geteuid()):
         return False
-    with contextlib.suppress(OSError):  # Linux, user_namespaces(7)
+    # user_namespaces(7): in Apptainer and Podman the host's root has the uid of all who are unknown there.
+    with contextlib.suppress(OSError):
         is_whole = Path("/proc/self/uid_map").read_text(encoding="ascii").split() == ["0", "0", str(2**32 - 1)]
         return is_whole or uid != int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
     return True

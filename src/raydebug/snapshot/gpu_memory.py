@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from raydebug.protocol.gpu_snapshot import summarize
 from raydebug.protocol.snapshot import GpuSummary, LiveLine
 
 MAX_BYTES = 4 * 2**30
+LEAST_MEMORY, OBJECT_BYTES = 2**28, 64  # of all, and of the objects that one byte of a pickle can make
 SHOWN = 12
 
 
@@ -28,9 +32,9 @@ def read_gpu_snapshot(path: Path) -> GpuSummary:
         RaydebugError: it is no such file, or contains more than data.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
+        if (size := path.stat().st_size) > MAX_BYTES:
             raise ValueError(f"it is larger than {MAX_BYTES // 2**30} GiB")
-        with path.open("rb") as file:
+        with path.open("rb") as file, _memory_of(size):
             return summarize(_Plain(file).load())
     except Exception as error:  # a pickle can fail in any way, and each is the file's fault
         cause = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
@@ -38,6 +42,19 @@ def read_gpu_snapshot(path: Path) -> GpuSummary:
             "this file is no snapshot of GPU memory", cause=f"{path}: {cause}", code="memory.bad-snapshot",
             fix="give a file that torch.cuda.memory._dump_snapshot has written, such as verl's memory_snapshot*.pickle",
         ) from error  # fmt: skip
+
+
+@contextlib.contextmanager
+def _memory_of(size: int) -> Iterator[None]:
+    """Limit the memory that a pickle of so many bytes may take: some bytes can ask for all of the machine's."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    limit = pages * resource.getpagesize() + LEAST_MEMORY + size * OBJECT_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (min(limit, before[0] if before[0] > 0 else limit), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def changes(now: GpuSummary, before: GpuSummary | None) -> list[tuple[LiveLine, int, int]]:
