@@ -303,18 +303,18 @@ def test_paused_process_is_no_hang() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "kind", "words"),
+    ("state", "is_free", "kind", "words"),
     [
-        ("PENDING_NODE_ASSIGNMENT", "ray-get", "for which no node has room: it needs 8 GPUs"),
+        ("PENDING_NODE_ASSIGNMENT", False, "ray-get", "for which no node has room: it needs 8 GPUs"),
+        ("PENDING_NODE_ASSIGNMENT", True, "ray-get", "not placed yet: it needs 8 GPUs, and as much is free"),
         (
-            "SUBMITTED_TO_WORKER",
-            "mailbox",
+            *("SUBMITTED_TO_WORKER", False, "mailbox"),
             "which waits in the mailbox of Critic (pid 9); that is at /job/critic.py:5 fit",
         ),
-        ("RUNNING", "queue", "Critic (pid 9) waits for a queue (get) at /job/critic.py:5 fit"),
+        ("RUNNING", False, "queue", "Critic (pid 9) waits for a queue (get) at /job/critic.py:5 fit"),
     ],
 )
-def test_ray_get(state: str, kind: str, words: str) -> None:
+def test_ray_get(state: str, is_free: bool, kind: str, words: str) -> None:
     """The verdict on ray.get depends on the state of the task that makes the object."""
     frames = (frame(RAY, 1000, "Worker.get_objects"), frame(RAY, 3000, "get"), frame("/job/main.py", 9, "<module>"))
     driver = process(None, *frames, role="driver", thread={"objects": ["ab" * 28]}, pid=8)
@@ -323,7 +323,7 @@ def test_ray_get(state: str, kind: str, words: str) -> None:
     )
     name = "Critic.fit" if state == "RUNNING" else "Critic.status"
     task: Task = {"task_id": "ab" * 24, "name": name, "state": state, "actor_id": "c1", "pid": 9,
-                  "needs": "8 GPUs"}  # fmt: skip
+                  "needs": "8 GPUs", "is_free": is_free}  # fmt: skip
     verdict = judge([[driver, critic]], [task])
     assert (verdict["kind"], words in verdict["text"]) == (kind, True), verdict
 

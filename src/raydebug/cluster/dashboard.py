@@ -192,6 +192,15 @@ class Dashboard:
         """Return the rows of a job's tasks that have no node yet; the creation of an actor is a task too."""
         return self._rows("tasks", ("job_id", "=", job_id), ("state", "=", UNPLACED))
 
+    def free_resources(self) -> dict[str, float]:
+        """Return the CPUs and GPUs of all nodes together that no task holds, as Ray knew them some seconds ago.
+
+        Source: ray 2.41.0 to 2.60.0 autoscaler/_private/load_metrics.py LoadMetricsSummary.
+        """
+        keys = ("data", "clusterStatus", "loadMetricsReport", "usage")
+        usage = self._ask("GET", "/api/cluster_status", *keys, timeout=NODES_TIMEOUT_S)
+        return {name: total - used for name, (used, total) in usage.items() if name in ("CPU", "GPU")}
+
     def unfinished_tasks(self) -> list[TaskRow]:
         """Return the rows of the tasks that wait or run, of actors too; at most MOST_TASKS of them.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -78,7 +79,7 @@ def take(
         )  # fmt: skip
     processes = fetch_stacks(cluster, job=job, timeout_s=FIRST_S)
     if silent := [process["instance"] for process in processes if process["state"] == SILENT]:
-        say(f"{len(processes) - len(silent)} of {len(processes)} processes have answered")
+        say(f"{len(silent)} of {len(processes)} processes have not answered yet; asking them again")
         late = fetch_stacks(cluster, job=job, only=silent, timeout_s=ALL_S - FIRST_S)
         answers = {process["instance"]: process for process in late}
         processes = [answers.get(process["instance"], process) for process in processes]
@@ -169,12 +170,12 @@ def fetch_tasks(cluster: Cluster, processes: Iterable[ListedStacks], before: Ite
         thread.get(name) for process in processes for thread in process["threads"] for name in ("objects", "polls")
     ):
         return []
-    from raydebug.cluster.dashboard import Dashboard
+    from raydebug.cluster.dashboard import UNPLACED, Dashboard
     from raydebug.jobs.resource_requests import describe_resources
 
     unknown = "Ray's tasks are unknown, so who waits for whom in ray.get is too"
     try:
-        listed = Dashboard(cluster).unfinished_tasks()
+        listed = (dashboard := Dashboard(cluster)).unfinished_tasks()
     except RaydebugError as error:
         render.say(f"{unknown}: {error.cause}")
         return []
@@ -183,6 +184,10 @@ def fetch_tasks(cluster: Cluster, processes: Iterable[ListedStacks], before: Ite
         render.say(f"{unknown}: {len(listed) - len(rows)} of {len(listed)} rows have no task_id, name and state")
     if len(rows) >= MOST_TASKS:
         render.say(f"of Ray's unfinished tasks {MOST_TASKS:,} are read; a wait for another one is not followed")
+    free: dict[str, float] = {}
+    if any(row["state"] == UNPLACED and row.get("required_resources") for row in rows):
+        with contextlib.suppress(RaydebugError, TypeError, ValueError):
+            free = dashboard.free_resources()
     seen = {(task["task_id"], task["state"]): task.get("looks", 1) for task in before}
     return [
         {
@@ -192,6 +197,9 @@ def fetch_tasks(cluster: Cluster, processes: Iterable[ListedStacks], before: Ite
             "actor_id": row.get("actor_id"),
             "pid": row.get("worker_pid"),
             "needs": describe_resources(row.get("required_resources") or {}),
+            "is_free": all(
+                free.get(name, -1.0) >= needed for name, needed in (row.get("required_resources") or {}).items()
+            ),
             "node_id": row.get("node_id"),
             "job_id": row.get("job_id"),
             "type": row.get("type") or "",

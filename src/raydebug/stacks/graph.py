@@ -46,6 +46,7 @@ class Task(TypedDict):
     actor_id: str | None
     pid: int | None
     needs: str  # its resources, in words
+    is_free: NotRequired[bool]  # whether all nodes together have them free
     node_id: NotRequired[str | None]
     job_id: NotRequired[str | None]
     type: NotRequired[str]

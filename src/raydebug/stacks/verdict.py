@@ -247,6 +247,8 @@ class _Look:
             why = f"{task['name']}, but its process (pid {task['pid'] or 'unknown'}) is gone, or has no raydebug"
         elif task["state"] == UNPLACED and not task["needs"]:
             why = f"{task['name']}, for which Ray starts a process"
+        elif task["state"] == UNPLACED and task.get("is_free"):
+            why = f"task {task['name']}, which Ray has not placed yet: it needs {task['needs']}, and as much is free"
         elif task["state"] == UNPLACED:
             why = f"task {task['name']}, for which no node has room: it needs {task['needs']}"
         text = f"{edge.source.wait.who} waits for {why}; at {place(edge.source.wait.at)}{_waiters(path.edges[:-1])}"
