@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -381,3 +382,20 @@ def test_last_words_of_a_container(log: str, words: str):
     client.containers.get.return_value.logs.return_value = log.encode()
     found = engine.Engine(client, "here").last_words(mock.Mock())
     assert found.startswith(words)
+
+
+def test_shared_memory_that_is_left(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Of segments that came after a cluster's start, `down` names those that no process has mapped."""
+    cluster = state.Cluster("x", "", "local", tmp_path, tmp_path, "", created=time.time() - 1.0)
+    left, mapped = (SharedMemory(create=True, size=4096) for _ in range(2))
+    try:
+        left.close()
+        local._name_left_memory(cluster)
+        said = capsys.readouterr().err
+        assert (f"/dev/shm/{left.name}" in said, f"/dev/shm/{mapped.name}" in said) == (True, False)
+        local._name_left_memory(replace(cluster, created=time.time() + 60.0))
+        assert capsys.readouterr().err == ""
+    finally:
+        mapped.close()
+        for segment in (left, mapped):
+            segment.unlink()

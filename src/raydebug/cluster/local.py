@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import psutil
 
-from raydebug import process
+from raydebug import process, render
 from raydebug.cluster import audit_log, private_folders, state
 from raydebug.cluster.environment import choose_gpus, cpus_for, start_environment
 from raydebug.cluster.find import find_cluster
@@ -118,8 +118,32 @@ def take_down(cluster: Cluster) -> list[int]:
     left = kill_all(lambda: family + marked_processes(cluster), deadline)
     private_folders.remove_private(cluster.temp_dir)
     if not left:
+        _name_left_memory(cluster)
         state.forget(cluster)
     return [program.pid for program in left]
+
+
+def _name_left_memory(cluster: Cluster) -> None:
+    """Say which shared memory of this user's is newer than the cluster and mapped by no process; it stays until a boot.
+
+    A training that is killed leaves some: two of 420 MB by verl 0.9.1. Who made them is not known, so they are kept.
+    Source of the name: Python 3.11 to 3.14 multiprocessing/shared_memory.py `_SHM_NAME_PREFIX`.
+    """
+    found: dict[str, int] = {}
+    with contextlib.suppress(OSError):
+        for entry in os.scandir("/dev/shm"):  # noqa: S108 - read only
+            about = entry.stat(follow_symlinks=False)
+            is_new = about.st_uid == os.geteuid() and about.st_ctime >= cluster.created
+            if entry.name.startswith("psm_") and is_new:
+                found[entry.path] = about.st_size
+    for program in psutil.process_iter() if found else ():
+        with contextlib.suppress(psutil.Error, OSError):
+            for mapped in program.memory_maps():
+                found.pop(mapped.path, None)
+    if found:
+        size = f"{sum(found.values()) / 1e6:,.0f} MB"
+        render.say(f"note: shared memory that no process uses ({size}) is left; if no other program has made it: rm "
+                   + " ".join(sorted(found)))  # fmt: skip
 
 
 def kill_all(find: Callable[[], list[psutil.Process]], deadline: float) -> list[psutil.Process]:
