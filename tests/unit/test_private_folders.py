@@ -97,17 +97,11 @@ def in_a_folder_for_all(path: Path) -> None:
     path.parent.chmod(0o777)
 
 
-def in_a_folder_of_a_group(path: Path) -> None:
+def in_a_folder_of(path: Path, uid: int, gid: int, mode: int) -> None:
     of_another_user(path)
     os.chown(path, 0, 0)
-    os.chown(path.parent, 0, 4321)
-    path.parent.chmod(0o2775)
-
-
-def in_a_folder_of_another_user(path: Path) -> None:
-    of_another_user(path)
-    os.chown(path, 0, 0)
-    os.chown(path.parent, 4321, 4321)
+    os.chown(path.parent, uid, gid)
+    path.parent.chmod(mode)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +112,11 @@ def in_a_folder_of_another_user(path: Path) -> None:
         (of_another_user, "it belongs to uid 4321, not to 0", private_folders.OTHERS.format(4321)),
         (in_a_folder_for_all, "every user may replace what is in {parent} (mode 0777, no sticky bit)",
          "chmod o-w {parent}, or use another folder (TMPDIR, XDG_STATE_HOME, --folder)"),
-        (in_a_folder_of_a_group, "the group 4321 may replace what is in {parent} (mode 2775, no sticky bit)",
+        (lambda path: in_a_folder_of(path, 0, 4321, 0o2775),
+         "the group 4321 may replace what is in {parent} (mode 2775, no sticky bit)",
          "chmod g-w {parent}, or use another folder (TMPDIR, XDG_STATE_HOME, --folder)"),
-        (in_a_folder_of_another_user, "uid 4321, whose folder it is, may replace what is in {parent}",
+        (lambda path: in_a_folder_of(path, 4321, 4321, 0o755),
+         "uid 4321, whose folder it is, may replace what is in {parent}",
          "use another folder (TMPDIR, XDG_STATE_HOME, --folder)"),
     ],
 )  # fmt: skip

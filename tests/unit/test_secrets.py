@@ -43,16 +43,8 @@ HASH = "0123456789abcdef0123" * 2  # a key of Weights & Biases, or a commit
 
 # A text and the secret in it. Such a text may be a value, a log line, an error, or a word of a command.
 TEXTS = {
-    "openai": ("key {}", made("sk" + "-", 24)),
-    "huggingface": ("token is {}", made("hf" + "_", 34)),
-    "github": ("{}", made("ghp" + "_", 36)),
     "aws": ("id {}", made("AK" + "IA", 16, "ABCDEFGHIJKLMNOP")),
     "aws temporary": ("{}", made("AS" + "IA", 16, "ABCDEFGHIJKLMNOP")),
-    "google": ("{}", made("AI" + "za", 35)),
-    "nvidia": ("{}", made("nv" + "api-", 40)),
-    "npm": ("{}", made("np" + "m_", 36)),
-    "groq": ("{}", made("gs" + "k_", 40)),
-    "wandb": ("{}", made("wandb" + "_v1_", 40)),
     "hex key": ("at {}", HASH),
     "after an escape": ("first\\n{}", made("sk" + "-", 24)),
     "slack hook": ("https://hooks.slack.com/services/{}", "T00000000/B00000000/" + "X" * 24),
@@ -78,9 +70,7 @@ TEXTS = {
     "option as items": ("['--password', '{}']", "option-as-items"),
     "escaped": ('{{\\"HF_TOKEN\\": \\"{}\\"}}', "escaped-json-token"),
     "camel": ("authToken={}", "camel-auth-token-1"),
-    "google's client": ("{}", made("GOC" + "SPX-", 28)),
     "azure's client": ("secret provided: {}", made("ab~8Q" + "~", 34)),
-    "aws session": ("{}", made("IQoJ" + "b3JpZ2lu", 300)),
     "long web token": ("saw {}", made("ey" + "J", 40) + ".eyJ" + "a" * 2100 + ".signature-of-it"),
     "telegram": ("bot{}/sendMessage", "1234567890" + ":AA" + made("", 33)),
     "discord": ("{}", "M" + made("", 23) + ".Abcdef." + made("", 27)),
@@ -98,10 +88,8 @@ TEXTS = {
     "key file": ("-----BEGIN RSA PRIVATE" + " KEY-----\n{}\n-----END RSA PRIVATE" + " KEY-----", made("MIIE", 40)),
 }
 CHOSEN = random.Random(4)
-FORM_LETTERS = {
-    "a": LETTERS, "b": LETTERS + "+/_-", "c": "ABCDEFGHIJ234567", "d": LETTERS + "=.", "h": "0123456789abcdef",
-    "u": "ABCDEF0123-", "w": LETTERS + "_-",
-}  # fmt: skip
+FORM_LETTERS = {"a": LETTERS, "b": LETTERS + "+/_-", "c": "ABCD2345", "d": LETTERS + "=.", "h": HASH, "u": "ABC-"}
+FORM_LETTERS["w"] = LETTERS + "_-"
 for start, _, form in (kind.rpartition("|") for kind in secret_kinds.KINDS.split()):
     for longer in range(3):
         body = "".join(CHOSEN.choices(FORM_LETTERS[form[0]], k=int(form[1:]) + longer))

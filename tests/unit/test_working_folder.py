@@ -163,7 +163,7 @@ hf_token hf_token.txt my.token auth_token .ray/auth_token secrets.yaml secret.to
 terraform.tfstate terraform.tfvars .htpasswd .sops.yaml .bash_history auth.json .pgpass core.12345 .gnupg/x
 state/raydebug/x
 """
-SOURCES = "sub/token/a.py secrets.py keys.py tokens.txt tokenizer.json special_tokens_map.json env.py key_value.json"
+SOURCES = "sub/token/a.py secrets.py secret.parquet keys.py tokens.txt tokenizer.json env.py key_value.json"
 
 
 @pytest.mark.parametrize("in_git", [False, True])

@@ -40,9 +40,8 @@ SECRETS = """
 *.p12 *.pfx *.ppk *.jks *.keystore *.kdbx .gnupg/ .htpasswd .*_history core.[0-9]* .aws/ *credentials
 *credentials*.json *credentials*.csv .azure/ gcloud/ .boto .s3cfg .kube/ kubeconfig* *.kubeconfig kube.config
 service[-_]account*.json *[-_]key.json client_secret*.json *.tfstate* *.tfvars .terraform.d/ .vault* vault.y*ml
-.sops.y*ml secret.y*ml secrets.y*ml secret.json secrets.json secret.toml secrets.toml secret.ini secrets.ini
-secret.txt secrets.txt .git-credentials gh/hosts.yml .npmrc .pypirc .docker/ *wandb/settings .huggingface/ .ray/
-.databrickscfg .modal.toml .pgpass .my.cnf auth.json token token.txt *[-_]token *[-_]token.txt *.token
+.sops.y*ml secret.[!p]* secrets.[!p]* .git-credentials gh/hosts.yml .npmrc .pypirc .docker/ *wandb/settings .ray/
+.huggingface/ .databrickscfg .modal.toml .pgpass .my.cnf auth.json token token.txt *[-_]token *[-_]token.txt *.token
 """
 NAMED_AT_MOST = 3
 ASKED_NODES = 50  # the head and some others; the request is one word of a command line
