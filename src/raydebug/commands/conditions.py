@@ -1,194 +1,153 @@
-"""Decide a condition of a shell script whose operands are known: `[ ]`, `[[ ]]`, `test`, `(( ))`. Runs nothing.
+"""Decide conditions of a shell script: `[[ ]]`, `[ ]` and `test`. Runs nothing.
 
 A question about files, and one with an operand that only a run can tell, stays undecided: None.
-Source: POSIX.1-2024 XCU test, bash 5.2 manual, "Bash Conditional Expressions".
+Source: POSIX.1-2024 XCU test; bash 5.2 manual, "Bash Conditional Expressions"; test.c.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import operator
 import re
 from collections.abc import Callable
 
+from raydebug.commands import patterns
+from raydebug.commands.arithmetic import whole
 from raydebug.commands.expand import Expander
-from raydebug.commands.tokens import Condition, Text, Word, read_parts
+from raydebug.commands.state import NotFollowed, hidden, is_name
+from raydebug.commands.syntax import Node
 
-CHARS_MAX = 4096  # of a text that a pattern is held against
 _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt,
     "-ge": operator.ge,
 }  # fmt: skip
-_ORDER: dict[str, Callable[[str, str], bool]] = {"<": operator.lt, ">": operator.gt}
-_BINARY = ("=", "==", "!=", "=~", *_ORDER, *_NUMBERS)
-_COMPARED = re.compile(r"(<=|>=|==|!=|<|>)")
-_SYMBOLS: dict[str, Callable[[int, int], bool]] = {
-    "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
-}  # fmt: skip
+_FILES = ("-nt", "-ot", "-ef")
+_BINARY = ("=", "==", "!=", "<", ">", "-a", "-o", *_NUMBERS, *_FILES)
+_UNARY = re.compile(r"-[abcdefghknoprstuvwxzGLNORS]")
+_OPERATOR = re.compile(r"!|[!=]?=|[<>]|-[a-zA-Z]{1,2}")
+_NO_POSIX = re.compile(r"\\[A-Za-z0-9<>`'](?<![wWsSbB])|\(\?|[*+?}][?+]|\[[^\]]*\\")
 
 
-def decide_condition(condition: Condition, expand: Expander) -> bool | None:
-    """Return whether `[[ ... ]]` or `(( ... ))` holds; None where that is not known."""
-    if condition.is_arithmetic:
-        return _arithmetic(condition.text, expand)
-    words = [Word(read_parts(text), condition.line) for text in _split(condition.text)]
-    return _Decider(words, expand, double=True).decide()
+class _Error(Exception):
+    """What `test` complains about: its status is 2."""
 
 
-def decide_test(words: list[Word], expand: Expander) -> bool | None:
-    """Return whether the words of `[ ... ]` or `test ...`, without the first, hold; None where that is not known."""
-    if words and words[-1].plain == "]":
-        words = words[:-1]
-    counts = [expand.count(word) for word in words]
-    if max(counts, default=0) > 1:
-        return None  # [ -n $TWO_WORDS ] is mostly an error to bash
-    left = [word for word, count in zip(words, counts, strict=True) if count]
-    if len(left) == 2 < len(words) and not re.fullmatch(r"!|-[a-zA-Z]", left[0].plain or ""):
-        return False  # [ $EMPTY = x ] is an error to bash
-    words = left
-    return _Decider(words, expand, double=False).decide()
-
-
-def _split(text: str) -> list[str]:
-    """Return the words of `[[ ]]`: quotes and expansions stay as they are."""
-    pieces = re.findall(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\$\{[^}]*\}|\$\([^)]*\)|\\.|[^\s"'\\])+""", text, re.DOTALL)
-    return [word for piece in pieces for word in (_open(piece) if piece[0] in "(!" or piece[-1] == ")" else [piece])]
-
-
-def _open(piece: str) -> list[str]:
-    """Return the brackets around a word by themselves; those of a pattern or an expansion stay."""
-    front, back = [], []
-    while piece[:1] in ("(", "!") and piece not in ("!=",):
-        front.append(piece[0])
-        piece = piece[1:]
-    while piece.endswith(")") and piece.count("(") < piece.count(")"):
-        back.append(")")
-        piece = piece[:-1]
-    return [*front, *([piece] if piece else []), *back]
-
-
-class _Decider:
-    """Evaluates the words of one condition, from left to right."""
-
-    def __init__(self, words: list[Word], expand: Expander, *, double: bool) -> None:
-        self._words, self._expand, self._double, self._at = words, expand, double, 0
-
-    def decide(self) -> bool | None:
-        if not self._words:
-            return False
-        try:
-            found = self._any()
-        except (IndexError, ValueError):
-            return None
-        return found if self._at == len(self._words) else None
-
-    def _sign(self, ahead: int = 0) -> str | None:
-        at = self._at + ahead
-        return self._words[at].plain if at < len(self._words) else None
-
-    def _any(self) -> bool | None:
-        found = self._all()
-        while self._sign() in ("||", "-o"):
-            self._at += 1
-            other = self._all()
-            found = True if found or other else None if found is None or other is None else False
-        return found
-
-    def _all(self) -> bool | None:
-        found = self._one()
-        while self._sign() in ("&&", "-a"):
-            self._at += 1
-            other = self._one()
-            found = False if found is False or other is False else None if found is None or other is None else True
-        return found
-
-    def _one(self) -> bool | None:
-        sign, left = self._sign(), len(self._words) - self._at
-        if sign == "!" and left > 1:
-            self._at += 1
-            found = self._one()
-            return None if found is None else not found
-        if sign == "(" and left > 2:
-            self._at += 1
-            found = self._any()
-            if self._sign() != ")":
-                raise ValueError
-            self._at += 1
-            return found
-        if left >= 3 and (by := self._sign(1)) in _BINARY:
-            assert by is not None
-            first, second = self._words[self._at], self._words[self._at + 2]
-            self._at += 3
-            return self._binary(by, first, second)
-        if left >= 2 and sign is not None and re.fullmatch(r"-[a-zA-Z]", sign):
-            self._at += 2
-            return self._unary(sign, self._words[self._at - 1])
-        self._at += 1
-        text = self._text(self._words[self._at - 1])
-        return None if text is None else text != ""
-
-    def _text(self, word: Word) -> str | None:
-        """Return the text of a word; None where only a run can tell it."""
-        return self._expand.operand(word)
-
-    def _unary(self, sign: str, word: Word) -> bool | None:
-        text = self._text(word)
-        if text is None:
-            return None
-        if sign in ("-z", "-n"):
-            return (text == "") == (sign == "-z")
-        if sign == "-v":
-            return self._expand.is_set(text)
-        return False if text == "" else None  # a file, a terminal
-
-    def _binary(self, sign: str, first: Word, second: Word) -> bool | None:
-        one, other = self._text(first), self._text(second)
-        if one is None or other is None or len(one) > CHARS_MAX:
-            return None
-        if sign == "=~":
-            return _matches(second, other, one)
-        if sign in _NUMBERS:
-            return _NUMBERS[sign](int(one or "0"), int(other or "0"))
-        if sign in _ORDER:
-            return _ORDER[sign](one, other)
-        is_plain = not self._double or all(isinstance(part, Text) and part.quoted for part in second.parts)
-        if not is_plain:
-            return None if (same := matches(one, second, self._expand)) is None else same != (sign == "!=")
-        same = one == other
-        return same != (sign == "!=")
-
-
-def matches(text: str, pattern: Word, expand: Expander) -> bool | None:
-    """Return whether a text matches a pattern of the shell; None where only a run can tell it, or it is @(A|B)."""
-    if expand.operand(pattern) is None:
+def decide_condition(node: Node, expand: Expander) -> bool | None:
+    """Return whether the expression of `[[ ... ]]` holds; None where that is not known."""
+    kind = node["Type"]
+    if kind == "ParenTest":
+        return decide_condition(node["X"], expand)
+    if kind == "UnaryTest" and node["Op"] == "!":
+        holds = decide_condition(node["X"], expand)
+        return None if holds is None else not holds
+    if kind == "BinaryTest" and node["Op"] in ("&&", "||"):
+        decisive: bool = node["Op"] == "||"
+        first = decide_condition(node["X"], expand)
+        if first is decisive:
+            return first
+        second = decide_condition(node["Y"], expand)
+        return second if first is not None or second is decisive else None
+    before, expand.notes = expand.notes, set()
+    try:
+        holds = _leaf(node, expand)
+        return None if hidden(expand.notes) else holds
+    except NotFollowed:
         return None
-    plain = _pattern(pattern, expand)
-    return None if re.search(r"[@?*+!]\(", plain) else fnmatch.fnmatchcase(text, plain)
+    finally:
+        expand.notes |= before
 
 
-def _pattern(word: Word, expand: Expander) -> str:
-    """Return a word as a pattern: what is quoted in it stands for itself."""
-    texts = [(expand.operand(Word((part,), word.line)) or "", part.quoted) for part in word.parts]
-    return "".join(re.sub(r"([*?\[])", r"[\1]", text) if quoted else text for text, quoted in texts)
+def _leaf(node: Node, expand: Expander) -> bool | None:
+    if node["Type"] == "Word":
+        return expand.text(node) != ""
+    if node["Type"] == "UnaryTest":
+        return _unary(node["Op"], expand.text(node["X"]), expand)
+    sign, first = str(node["Op"]), expand.text(node["X"])
+    if sign == "=~":
+        return _finds(expand.pattern(node["Y"], regex=True), first, expand)
+    if sign in ("==", "=", "!="):
+        return patterns.matches(expand.pattern(node["Y"]), first) != (sign == "!=")
+    second = expand.text(node["Y"])
+    if sign in _NUMBERS:
+        return _NUMBERS[sign](whole(first, expand), whole(second, expand))
+    return None if sign in _FILES else first < second if sign == "<" else first > second
 
 
-def _matches(word: Word, pattern: str, text: str) -> bool | None:
-    """Return whether the right side of `=~` is in a text; what is quoted stands for itself. In linear time."""
+def _unary(sign: str, text: str, expand: Expander) -> bool | None:
+    if sign in ("-z", "-n"):
+        return (text == "") == (sign == "-z")
+    if sign == "-v" and is_name(text):
+        variable = expand.state.get(text)
+        expand.notes |= variable.notes
+        return variable.text is not None
+    return False if text == "" and sign not in ("-v", "-o") else None  # a file, a terminal
+
+
+def _finds(pattern: str, text: str, expand: Expander) -> bool | None:
+    """Return whether the right side of `=~` is in a text; None where POSIX may differ."""
     import re2  # google-re2: 40 ms that scripts without `=~` do without
 
+    expand.state.hide("BASH_REMATCH", "what `=~` finds is not followed")
+    if len(text) > patterns.CHARS_MAX or _NO_POSIX.search(pattern):
+        return None
     options = re2.Options()
-    options.log_errors = False
+    options.log_errors, options.longest_match, options.dot_nl = False, True, True
     try:
-        compiled = re2.compile(re.escape(pattern) if all(part.quoted for part in word.parts) else pattern, options)
+        match = re2.compile(pattern, options).search(text)
     except re2.error:
         return None
-    return compiled.search(text) is not None
+    return match is not None
 
 
-def _arithmetic(text: str, expand: Expander) -> bool | None:
-    """Return whether `(( ... ))` is not 0: one comparison, or a plain calculation."""
-    one, sign, other = ([*_COMPARED.split(text, maxsplit=1), "", ""])[:3]
-    first, second = expand.operand_of_number(one), expand.operand_of_number(other or "0")
-    if first is None or second is None:
+def decide_test(words: list[str], expand: Expander) -> int | None:
+    """Return the status of `[ ... ]` or `test ...` with these words; None where that is not known."""
+    try:
+        holds = _test(words, expand)
+    except _Error:
+        return 2
+    return None if holds is None else int(not holds)
+
+
+def _test(words: list[str], expand: Expander) -> bool | None:
+    """Evaluate words as `test` does, by how many there are."""
+    if len(words) <= 1:
+        return bool(words) and words[0] != ""
+    if len(words) == 3 and words[1] in _BINARY:
+        return _compared(*words)
+    if words[0] == "!" and len(words) <= 4:
+        holds = _test(words[1:], expand)
+        return None if holds is None else not holds
+    if words[0] == "(" and words[-1] == ")" and len(words) <= 4:
+        return _test(words[1:-1], expand)
+    if len(words) == 2:
+        if not _UNARY.fullmatch(words[0]):
+            raise _Error
+        return _unary(words[0], words[1], expand)
+    for sign, decisive in (("-o", True), ("-a", False)):  # of which each binds all that is on its sides
+        if sign in words:
+            at = words.index(sign)
+            before = words[:at]
+            if not before or before.count("(") != before.count(")") or _OPERATOR.fullmatch(before[-1]):
+                return None
+            first, second = _test(before, expand), _test(words[at + 1 :], expand)
+            return decisive if decisive in (first, second) else None if None in (first, second) else not decisive
+    if len(words) > 4 or "(" in words:
         return None
-    return _SYMBOLS[sign](first, second) if sign else first != 0
+    raise _Error
+
+
+def _compared(first: str, sign: str, second: str) -> bool | None:
+    if sign in _NUMBERS:
+        return _NUMBERS[sign](_whole(first), _whole(second))
+    if sign in _FILES:
+        return None
+    if sign in ("-a", "-o"):
+        return all((first, second)) if sign == "-a" else any((first, second))
+    if sign in ("<", ">"):
+        return first < second if sign == "<" else first > second
+    return (first == second) != (sign == "!=")
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"\s*[+-]?\d+\s*", text, re.ASCII):
+        raise _Error
+    return int(text)
