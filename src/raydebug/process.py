@@ -115,10 +115,7 @@ def start(
 
 
 def git_in(folder: Path, *words: str) -> list[str]:
-    """Return a command of git that runs no program which the configuration in a folder names; it goes with `gits_env`.
-
-    Whoever has made an archive of a folder may have put a `.git` into it.
-    """
+    """Return a command of git that runs no program which a folder's configuration names; it goes with `gits_env`."""
     return ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *words]
 
 

@@ -84,17 +84,16 @@ def _check_ancestors(path: Path) -> None:
     for folder in dict.fromkeys((*path.absolute().parents, *path.resolve().parents)):  # a link on the way has two
         found = folder.stat()
         mode = f"mode {found.st_mode & 0o7777:04o}, no sticky bit"
+        who, fix = "", f"chmod go-w {folder}, or "
         if is_strangers(found.st_uid):
-            who, fix = f"uid {found.st_uid}, whose folder it is, may replace what is in {folder}", ""
-        elif found.st_mode & stat.S_ISVTX:
-            continue
-        elif found.st_mode & stat.S_IWOTH:
-            who, fix = f"every user may replace what is in {folder} ({mode})", f"chmod o-w {folder}, or "
-        elif found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
-            who, fix = f"the group {found.st_gid} may replace what is in {folder} ({mode})", f"chmod g-w {folder}, or "
-        else:
-            continue
-        raise _refuse(path, who, f"{fix}use another folder (TMPDIR, XDG_STATE_HOME, --folder)")
+            who, fix, mode = f"uid {found.st_uid}", "", "it is that user's"
+        elif found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            who = "every user"
+        elif found.st_mode & (stat.S_IWGRP | stat.S_ISVTX) == stat.S_IWGRP and not _is_own_group(found.st_gid):
+            who = f"the group {found.st_gid}"
+        if who:
+            cause = f"{who} may replace what is in {folder} ({mode})"
+            raise _refuse(path, cause, f"{fix}use another folder (TMPDIR, XDG_STATE_HOME, --folder)")
 
 
 def _is_own_group(gid: int) -> bool:

@@ -129,9 +129,7 @@ class Control:
         # What processes say as they end, and too late, until their recorder asks; nobody does for a run without one.
         self._last_spans: list[tuple[ControlChannel, SpansRecord]] = []
         self._lost_spans: dict[str | None, tuple[ControlChannel, SpansRecord]] = {}  # by job: how many of them
-        self.ended = Ended(
-            lambda ns: [channel for channel in self.channels if channel.birth.get("ns") == ns], self.living_jobs
-        )
+        self.ended = Ended(lambda ns: [one for one in self.channels if one.birth.get("ns") == ns], self.living_jobs)
 
     async def serve(self, about: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one authenticated channel until it ends.

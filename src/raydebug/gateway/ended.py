@@ -15,12 +15,12 @@ import os
 import select
 import struct
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from raydebug.gateway.background import keep
 from raydebug.gateway.channel import ControlChannel, NoAnswer
-from raydebug.gateway.kept import KeptPerJob, size_of
+from raydebug.gateway.kept import KeptPerJob, Living, size_of
 from raydebug.protocol import node_facts
 from raydebug.protocol.death import MAX_ENDED, EndedProcess, Kill
 from raydebug.protocol.questions import NODE, NodeBody, NodeFacts
@@ -37,9 +37,7 @@ _GET_INFO, _INFO, _WITH_EXIT, _EXIT_CODE_AT = 0xC040FF0B, 64, 1 << 3, 60
 class Ended:
     """The ends of processes, by job."""
 
-    def __init__(
-        self, peers: Callable[[str], Sequence[ControlChannel]], living: Callable[[], Collection[str]] = tuple
-    ) -> None:
+    def __init__(self, peers: Callable[[str], Sequence[ControlChannel]], living: Living = tuple) -> None:
         self._peers = peers  # the channels of the processes in a namespace
         self._kept = KeptPerJob[EndedProcess](MAX_KEPT_BYTES, MAX_ENDED, living)
         # Microseconds: higher than the numbers of a gateway before, as no cluster ends a million processes a second.
@@ -57,7 +55,7 @@ class Ended:
     def watch(self, channel: ControlChannel) -> None:
         """Hold a process of this machine, and its raylet; note that one is back that had only lost its connection."""
         keep(_describe(channel))
-        for process in self._kept.all():
+        for process in self._kept.of_job(channel.about.get("job") or ""):
             if process["instance"] == channel.instance:
                 process["is_back"] = True
         self._kills.pop(_key(channel), None)  # of an earlier process with this id

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
+Living = Callable[[], Collection[str]]
 ITEM_BYTES = 1024  # of an item itself, beside its texts
 
 
@@ -22,7 +23,7 @@ class KeptPerJob(Generic[Item]):
     others have.
     """
 
-    def __init__(self, most_bytes: int, most_items: int, living: Callable[[], Collection[str]]) -> None:
+    def __init__(self, most_bytes: int, most_items: int, living: Living) -> None:
         self._most_bytes, self._most_items, self._living = most_bytes, most_items, living
         self._kept: dict[str, deque[tuple[int, Item]]] = {}
 
@@ -41,7 +42,3 @@ class KeptPerJob(Generic[Item]):
     def of_job(self, job: str) -> list[Item]:
         """Return the items of a job."""
         return [item for _, item in self._kept.get(job, ())]
-
-    def all(self) -> list[Item]:
-        """Return the items of all jobs."""
-        return [item for kept in self._kept.values() for _, item in kept]

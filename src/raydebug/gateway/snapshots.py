@@ -6,14 +6,13 @@ import asyncio
 import base64
 import logging
 import secrets
-from collections.abc import Callable, Collection
 from typing import Any
 
 from raydebug.gateway.board import Board
 from raydebug.gateway.channel import NoAnswer
 from raydebug.gateway.client_requests import Refused
 from raydebug.gateway.control import Control
-from raydebug.gateway.kept import KeptPerJob, size_of
+from raydebug.gateway.kept import KeptPerJob, Living, size_of
 from raydebug.protocol import messages, records, wire
 from raydebug.protocol.questions import SAVE_PAUSE, SavePauseBody
 from raydebug.protocol.records import BadRecord
@@ -32,7 +31,7 @@ _Key = tuple[str, str]  # job and id
 class Snapshots:
     """All snapshots, oldest first."""
 
-    def __init__(self, living: Callable[[], Collection[str]] = tuple) -> None:
+    def __init__(self, living: Living = tuple) -> None:
         self._kept = KeptPerJob[tuple[SnapshotSummary, bytes]](MAX_KEPT_BYTES, MAX_OF_JOB + MAX_OF_PAUSES, living)
         self._expected: dict[_Key, SnapshotSummary] = {}  # accepted, not received yet
         self._requested = set[_Key]()  # of pauses
