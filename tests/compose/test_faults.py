@@ -64,6 +64,7 @@ def test_f1_worker_container_killed(victim, paused):
     wait_for(lambda: not is_listed(job, pause), "the row to vanish", 1.0)
 
 
+@pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_f6_raylet_killed(victim, paused):
@@ -101,6 +102,7 @@ def lost_head(cluster: Cluster, client: Attached, within_s: float) -> str:
     return said[1]
 
 
+@pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_f3_f4_head_container_killed(victim, paused, project):
@@ -117,6 +119,7 @@ def test_f3_f4_head_container_killed(victim, paused, project):
     assert job.listed() == []
 
 
+@pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_f4_head_restarts(victim, paused, start):
@@ -133,6 +136,7 @@ def test_f4_head_restarts(victim, paused, start):
     assert "done: on_worker" in after.end()
 
 
+@pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_f5_gcs_killed(victim, paused):
@@ -203,6 +207,7 @@ def test_f62_stopped_raylet(victim, paused):
 # The gateway
 
 
+@pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.timeout(120)
 def test_f61_gateway_keeps_dying(victim, paused):

@@ -490,6 +490,7 @@ def test_secret_of_a_build_is_in_no_layer(tmp_path):
     assert left.strip() == ""
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_secrets_of_our_own_build_are_in_no_layer(tmp_path):
     """S28: the Dockerfile's stages with secrets, rebuilt with a canary in each, leave it in no layer or history."""

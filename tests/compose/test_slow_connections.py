@@ -21,6 +21,7 @@ SECONDS = 600  # longer than the test
 PORTS = (5678, 5679)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_s9_slow_connections_in_the_network(cluster, run, took):
     """S9: slow connections from another container to both ports prevent no attach to a job's breakpoint."""
