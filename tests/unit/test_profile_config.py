@@ -9,7 +9,7 @@ import pytest
 
 from raydebug.trainers.registry import recognise
 from raydebug.trainers.trainer import Installed
-from raydebug.trainers.verl.config_files import NotComposed, compose
+from raydebug.trainers.verl.config_files import NotComposed, Overrides, compose, main_config
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -78,6 +78,10 @@ def test_a_config_on_top_of_the_trainer_s(tmp_path: Path) -> None:
         """,
     )
     assert compose("grpo", [mine], {}) == {"engine.size": 2, "trainer.steps": 5, "trainer.gpus": 8}
+    write(tmp_path / "mine", own="defaults: [ppo_trainer]\n")
+    (tmp_path / "train.py").write_text('@hydra.main(config_path="mine", config_name="own")\n')
+    main = main_config(tmp_path / "train.py", Overrides([f"hydra.searchpath=[file:///no,'file://{theirs}']"]))
+    assert compose(main.name, main.folders(tmp_path), {})["engine.size"] == 1
 
 
 BOMB = "a: &a [x,x,x]\nb: &b [*a,*a,*a]\nc: [*b,*b]\n"
@@ -178,3 +182,27 @@ def test_nothing_of_the_package_runs(tmp_path: Path) -> None:
     for folder in ("verl", "verl/trainer"):
         (tmp_path / folder / "__init__.py").write_text("raise SystemExit('imported')\n")
     assert looked(tmp_path, "python -m verl.trainer.main_ppo", "").version == "0.4.0"
+
+
+@pytest.mark.parametrize(
+    ("path", "folder"),
+    [
+        ('"config"', "a/b/config"),
+        ('str(Path(__file__).resolve().parents[1] / "config" / "more")', "a/config/more"),
+        ("Path(__file__).parent.parent", "a"),
+        ('os.path.join(os.path.dirname(__file__), "../config")', "a/config"),
+        ("HERE", None),
+    ],
+)
+def test_the_folder_that_a_program_names(path: str, folder: str | None, tmp_path: Path) -> None:
+    """A config_path that is computed from the program's file is followed; another one is said not to be read."""
+    file = tmp_path / "a" / "b" / "main.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        f'@hydra.main(config_path={path}, config_name="x", version_base=None)\ndef main(config):\n    pass\n'
+    )
+    if folder is not None:
+        assert main_config(file, Overrides([])).folder == tmp_path / folder
+        return
+    with pytest.raises(NotComposed, match="is not read: HERE"):
+        main_config(file, Overrides([]))

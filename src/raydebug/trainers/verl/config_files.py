@@ -29,8 +29,9 @@ MAIN_PPO = "verl.trainer.main_ppo"
 PACKAGES_MAX = 2  # above a program's folder
 LEVELS_MAX = 64  # verl's have 6
 TYPO_CLOSENESS = 0.8  # of each part of two keys, for one key to be taken for the other misspelled
-_MAIN = re.compile(r"@hydra\.main\((?P<options>[^)]*)\)")
+_MAIN = re.compile(r"@hydra\.main\((?P<options>.*?)\)[^\n()]*\s*(?=\n\s*(?:@|def |async )|\Z)", re.DOTALL)
 _OPTION = re.compile(r"(config_path|config_name)\s*=\s*[\"']([^\"']+)[\"']")
+_EXPRESSION = re.compile(r"config_path\s*=\s*([^\s\"'].*?)(?:,\s*(?:config_name|version_base)\s*=|\Z)", re.DOTALL)
 _CHOICE = re.compile(r"\$\{([\w./@]+)\}")
 _SWEEP = re.compile(r"[^\[\](){}$]+,[^\[\](){}$]+")  # a=1,2 of Hydra's --multirun
 _HEADER = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
@@ -92,15 +93,18 @@ class MainConfig:
         name: its file, with or without .yaml.
         folder: of the file.
         more: of --config-dir, as the command has it; searched after the first.
+        search: `hydra.searchpath` of the command; searched after those.
     """
 
     name: str
     folder: Path
     more: str | None = None
+    search: tuple[str, ...] = ()
 
     def folders(self, working_dir: Path) -> list[Path]:
         """Return where configs are looked for, in order."""
-        return [self.folder, working_dir / self.more] if self.more else [self.folder]
+        more = [working_dir / self.more] if self.more else []
+        return [self.folder, *more, *(_searched(entry, working_dir) for entry in self.search)]
 
 
 def main_config(file: Path, command: Overrides) -> MainConfig:
@@ -115,9 +119,28 @@ def main_config(file: Path, command: Overrides) -> MainConfig:
     name = command.option("--config-name", "-cn") or options.get("config_name")
     if name is None:
         raise NotComposed(f"{file} names no config of Hydra's")
-    at = command.option("--config-path", "-cp") or options.get("config_path", ".")
+    at = command.option("--config-path", "-cp") or options.get("config_path")
+    if at is None:
+        expression = _EXPRESSION.search(main["options"]) if main else None
+        at = _folder_of(expression[1], file) if expression else "."
     # Relative to the program's file. Source: Hydra 1.3, --config-path
-    return MainConfig(name, (file.parent / at).resolve(), command.option("--config-dir", "-cd"))
+    said = [word.partition("=")[2] for word in command.arguments if key_of(word) == "hydra.searchpath"]
+    search = tuple(entry.strip(" '\"") for entry in said[-1].strip("[]").split(",")) if said else ()
+    return MainConfig(name, (file.parent / at).resolve(), command.option("--config-dir", "-cd"), search)
+
+
+def _folder_of(expression: str, file: Path) -> str:
+    """Return the folder that an expression of `@hydra.main` names from the program's file on.
+
+    Raises:
+        NotComposed: it is another expression.
+    """
+    above = re.search(r"parents\[(\d+)\]", expression)
+    levels = int(above[1]) + 1 if above else len(re.findall(r"\.parent\b|dirname\(", expression))
+    if "__file__" not in expression or not 0 < levels < len(file.resolve().parents):
+        raise NotComposed(f"the config_path of {file} is not read: {' '.join(expression.split())[:80]}")
+    parts = re.findall(r"[/,]\s*[\"']([^\"']+)[\"']", expression)
+    return str(file.resolve().parents[levels - 1].joinpath(*parts))
 
 
 def choices_of(command: Overrides, folders: Sequence[Path]) -> dict[str, str]:
@@ -169,6 +192,16 @@ def leaves(node: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
             yield path, value
 
 
+def _searched(entry: str, working_dir: Path) -> Path:
+    """Return the folder of an entry of hydra.searchpath; of a package the one that the command would import."""
+    if not entry.startswith("pkg://"):
+        return working_dir / entry.removeprefix("file://")
+    inner = Path(*entry.removeprefix("pkg://").replace("/", ".").split("."))
+    installed = package_folder(inner.parts[0]) if inner.parts else None
+    folders = [working_dir / inner, *([installed.parent / inner] if installed else [])]
+    return next((folder for folder in folders if folder.is_dir()), folders[0])
+
+
 class _Composer:
     """Merges files in the order of their defaults lists."""
 
@@ -192,7 +225,9 @@ class _Composer:
             hydra = document.get("hydra")
             more = hydra.get("searchpath") if isinstance(hydra, dict) else None
             if isinstance(more, list):
-                self._folders += [self._searched(str(entry)) for entry in more]
+                searched = [(str(entry), _searched(str(entry), self._working_dir)) for entry in more]
+                self._folders += [folder for _, folder in searched]
+                self._lost += [entry for entry, place in searched if entry[:6] == "pkg://" and not place.is_dir()]
         header = _HEADER.search(text)
         if header:
             package = "" if header[1] == "_global_" else header[1]
@@ -206,18 +241,6 @@ class _Composer:
                 _merge(_at(whole, package), document)
             else:
                 self._add_default(whole, entry, group, package, depth)
-
-    def _searched(self, entry: str) -> Path:
-        """Return the folder of an entry of hydra.searchpath; of a package the one that the command would import."""
-        if not entry.startswith("pkg://"):
-            return self._working_dir / entry.removeprefix("file://")
-        inner = Path(*entry.removeprefix("pkg://").replace("/", ".").split("."))
-        installed = package_folder(inner.parts[0]) if inner.parts else None
-        folders = [self._working_dir / inner, *([installed.parent / inner] if installed else [])]
-        here = next((folder for folder in folders if folder.is_dir()), None)
-        if here is None:
-            self._lost.append(entry)
-        return here or folders[0]
 
     def _without_overrides(self, defaults: list[Any]) -> Iterator[Any]:
         """Record each `override GROUP: CHOICE`, and yield the other entries."""
