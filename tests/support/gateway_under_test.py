@@ -63,6 +63,7 @@ class GatewayUnderTest:
     is_joined: bool = False
     is_of_nodes: bool = False
     repair: str = ""
+    project: str = ""
     has_gateway: bool = True
     gateway_host: str = "127.0.0.1"
     dashboard: str = "http://127.0.0.1:9"

@@ -227,6 +227,7 @@ def test_no_failures() -> None:
     assert certify(evidence(words={"how": "exit"})).kind == WANTED
     assert certify(evidence(words={"how": "exit", "error": "ValueError"}, status=256)).kind == WANTED
     assert certify(evidence(job={"status": "SUCCEEDED"}, status=9)).kind == WANTED
+    assert certify(evidence(job={"status": "STOPPED"}, status=6, is_driver=True)).kind == WANTED
     owner = {"exit_type": "INTENDED_SYSTEM_EXIT", "exit_detail": "Worker exits because its owner died"}
     assert certify(evidence(worker=owner)).kind == FOLLOWED
     over = {"exit_type": "INTENDED_USER_EXIT", "exit_detail": "Worker force exited because its job has finished"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -96,7 +98,7 @@ def test_what_is_said_of_ends(capsys: pytest.CaptureFixture[str]) -> None:
         return Certificate(number, "Actor", number, "n", 0.0, kind, by="somebody", how="SIGKILL")
 
     certificates = {n: certificate(n) for n in range(4)}
-    recorder: Any = SimpleNamespace(deaths=SimpleNamespace(certificates=certificates))
+    recorder: Any = SimpleNamespace(deaths=SimpleNamespace(certificates=certificates, unsaid=[]))
     back = [certificate(n, BACK) for n in (8, 9)]
     _say_deaths(recorder, [*back, *certificates.values()])
     said = capsys.readouterr().err.splitlines()
@@ -108,6 +110,23 @@ def test_what_is_said_of_ends(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.partition(" (")[0] for line in said] == [
         "death: somebody ended Actor pid 4", "death: more processes have ended; `raydebug diagnose` lists them"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ago_s", "is_said"), [(40.0, True), (3.0, False)])
+async def test_ends_near_the_end_of_a_job(watched: Any, ago_s: float, is_said: bool) -> None:
+    """An end is said once the job has gone on after it, or has failed; what ends with a good job is no death."""
+    (watch, ended), said = watched, []
+    ended[0]["at"] -= ago_s
+    watch._cluster = SimpleNamespace(least_poll_s=0.0, is_joined=False)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await watch.watch(Rows(), said.extend)
+    assert [one.kind for one in said] == ["sigsegv"] * is_said
+    unsaid = [*watch.unsaid]
+    assert watch.at_end(Rows(), has_failed=False) == []
+    assert len(watch.certificates) == is_said
+    watch.unsaid = unsaid
+    assert watch.at_end(Rows(), has_failed=True) == unsaid
 
 
 @pytest.mark.parametrize(

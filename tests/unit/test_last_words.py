@@ -152,10 +152,14 @@ async def test_numbers_of_ends_after_a_restart(monkeypatch: pytest.MonkeyPatch) 
 async def test_a_process_that_is_back() -> None:
     """A process that connects again has not ended; who has seen all ends is told."""
     known = Ended(lambda _: [])
+    unborn = channel_of("unborn", 911)  # it ended before it was introduced: of it nothing is known
+    unborn.birth = {}
+    known.note(unborn)
     for instance in ("it", "another"):
         known.note(channel_of(instance, 4242))
     while len(known.of_job("run-1")) < 2:
         await asyncio.sleep(0.01)
+    assert {end["instance"] for end in known.of_job("run-1")} == {"it", "another"}
     last = max(end["number"] for end in known.of_job("run-1"))
     assert known.of_job("run-1", last) == []
     known.watch(channel_of("it", 4242))

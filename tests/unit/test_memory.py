@@ -433,7 +433,7 @@ def test_a_pid_that_two_nodes_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raydebug.memory.look.fetch_step", lambda *_: None)
     with pytest.raises(RaydebugError, match="2 processes have the id 7") as refused:
         look_at(None, "j", pid="7")
-    assert refused.value.fix == "name one: --pid 7@10.0.0.4"
+    assert refused.value.fix == "name one: 7@10.0.0.4"
     assert [process["instance"] for process in look_at(None, "j", pid="7@10.0.0.5").processes] == ["b"]
 
 

@@ -12,7 +12,13 @@ import pytest
 
 from raydebug.stacks.spy import explain, read_process
 
-HOLDS = "import ctypes\ndef hold():\n    ctypes.PyDLL(None).sleep(20)\nprint('ready', flush=True)\nhold()\n"
+HOLDS = """import ctypes
+def hold():
+    seconds = 20
+    ctypes.PyDLL(None).sleep(seconds)
+print('ready', flush=True)
+hold()
+"""
 
 
 @pytest.mark.parametrize(
@@ -42,7 +48,7 @@ def test_process_that_holds_the_gil(tmp_path: Path, native: bool) -> None:
             assert process.stdout is not None
             process.stdout.readline()
             time.sleep(0.2)
-            seen = read_process(process.pid, native=native)
+            seen = read_process(process.pid, native=native, with_locals=True)
         finally:
             process.kill()
     if "cause" in seen and "CAP_SYS_PTRACE" in seen["cause"] + seen["fix"]:
@@ -52,6 +58,7 @@ def test_process_that_holds_the_gil(tmp_path: Path, native: bool) -> None:
     assert first["gil"]
     assert names[-2:] == ["hold", "<module>"]
     assert (len(names) > 2) == native, names
+    assert next(one["locals"] for one in first["frames"] if one["function"] == "hold") == ["seconds = 20"]
 
 
 def test_no_such_process() -> None:

@@ -14,8 +14,9 @@ import pytest
 from gateway_under_test import GatewayUnderTest
 from raydebug.client.gateway_client import fetch_stacks
 from raydebug.errors import RaydebugError
+from raydebug.stacks.collect import take_locals
 from raydebug.stacks.groups import active_frames, group
-from raydebug.stacks.show import left_out_lines
+from raydebug.stacks.show import left_out_lines, whole_lines
 from raydebug.stacks.verdict import judge
 from raydebug.worker import stacks
 from runs import raydebug, three_lines
@@ -145,6 +146,28 @@ def test_stacks_name_lines_and_functions(hang) -> None:
     (found,) = group([process])
     assert (found["pids"], found["outlier"]) == ([process["pid"]], False)
     assert json.dumps(process)
+
+
+LOCALS = """
+import queue
+class Batch: pass
+def consume(password="hunter2-and-more"):
+    rows, names, lr, batch = [1, 2, 3], "a\\nb", 1e-6, Batch()
+    queue.Queue().get()
+ready()
+consume()
+"""
+
+
+def test_locals_of_a_process_that_waits(hang, gateway: GatewayUnderTest) -> None:
+    """What attach could not stop shows its frames with their locals, without secrets; the verdict names the command."""
+    (process,), verdict, _ = hang(LOCALS)
+    assert verdict["next"] == f"raydebug stacks --locals {process['pid']}"
+    lines = [*whole_lines([take_locals(gateway, None, str(process["pid"]))])]
+    at = next(number for number, line in enumerate(lines) if "consume" in line)
+    assert [line.strip() for line in lines[at + 1 : at + 6]] == [
+        "password = (a secret)", "rows = list, 3 items", r"names = 'a\nb'", "lr = 1e-06", "batch = __main__.Batch",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,10 @@ def stacks(
         typer.Option("--native", help="Add C frames, read by py-spy on the nodes; each process is stopped for 0.1 s."),
     ] = False,
     whole: Annotated[bool, typer.Option("--all", help="Show whole stacks, of all threads.")] = False,
+    of: Annotated[
+        str | None,
+        typer.Option("--locals", metavar="PID[@IP]", help="Show one process, with the locals of its frames."),
+    ] = None,
     saved: Annotated[
         Path | None, typer.Option("--from", help="Read the output of --json from a file instead.", exists=True)
     ] = None,
@@ -46,13 +50,22 @@ def stacks(
       raydebug stacks
       raydebug stacks --samples 2       is it slow, or does it hang?
       raydebug stacks --native          C frames too
+      raydebug stacks --locals 7311     one that waits: its frames with their locals
     """
     from raydebug.cluster.find import load_cluster
-    from raydebug.stacks.collect import observe
+    from raydebug.stacks.collect import observe, take_locals
     from raydebug.stacks.show import group_lines, left_out_lines, silent_lines, whole_lines
     from raydebug.stacks.slow_watch import slow_verdicts
     from raydebug.stacks.verdict import as_document
 
+    if of is not None:
+        process = take_locals(load_cluster(name), job, of)
+        if as_json:
+            render.out_json({"version": 1, "process": process})
+            return
+        for line in chain(whole_lines([process]), silent_lines([process])):
+            render.out(render.visible(line))
+        return
     if job is not None and saved is not None:
         raise UsageError(
             "--from takes no job", cause="the file has the processes of one sample, and all of them are shown",

@@ -11,14 +11,14 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 from urllib.parse import quote
 
 import h11
 
 from raydebug.cluster.known_folders import copies_on, with_local_names
 from raydebug.cluster.state import Cluster, name_option
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol import messages
 from raydebug.protocol.client_handshake import MAX_BYTES, ClientHandshake, NotProven, is_whole
 from raydebug.protocol.listings import (
@@ -197,6 +197,31 @@ def ask_processes(
         path = f"/processes/{question.name}"
         answers += request(cluster, "POST", path, asked, PROCESSES_TIMEOUT_S + timeout_s)["processes"]
     return answers
+
+
+Row = TypeVar("Row")
+
+
+def one_of_pid(pid: str, rows: Sequence[tuple[Mapping[str, Any], Row]]) -> Row:
+    """Return the row of the process that PID or PID@IP names.
+
+    Raises:
+        UsageError: there is none, or several nodes have one.
+    """
+    number, _, ip = pid.partition("@")
+    found = [(about, row) for about, row in rows if str(about["pid"]) == number and ip in ("", about["ip"])]
+    if len(found) > 1:
+        which = [f"{number}@{about['ip']} ({name_process(about)})" for about, _ in found]
+        raise UsageError(
+            f"{len(found)} processes have the id {pid}", cause=", ".join(which),
+            fix=f"name one: {which[0].split()[0]}", code="process.ambiguous",
+        )  # fmt: skip
+    if not found:
+        raise UsageError(
+            f"no process of a job has the id {pid}", cause="it has ended, or it is not a process of a job",
+            fix="see `raydebug ps --processes`", code="process.none",
+        )  # fmt: skip
+    return found[0][1]
 
 
 def _parts(instances: Sequence[str]) -> list[list[str]]:

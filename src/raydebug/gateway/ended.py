@@ -87,7 +87,8 @@ class Ended:
 
     async def _gather(self, channel: ControlChannel, at: float) -> None:
         try:
-            await self._take(channel, at)
+            if channel.birth:  # else it was never introduced: nothing of it can be compared
+                await self._take(channel, at)
         finally:
             if (handle := self._handles.pop(channel, None)) is not None:
                 os.close(handle)

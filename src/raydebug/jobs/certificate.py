@@ -139,7 +139,8 @@ class Evidence:
         ray_ended_it = kind == "INTENDED_SYSTEM_EXIT" and not _KILLED.search(told) and not _OWNER.search(told)
         out_of_scope = str(kind).startswith("INTENDED") and _SCOPE.search(told)
         came_to_end = words.get("how") == EXIT and not words.get("error") and not self.code and not status
-        is_over = self.job.get("status") in ("SUCCEEDED", "STOPPED") and not self.ended.get("is_driver")
+        status_of_job = self.job.get("status")
+        is_over = status_of_job == "STOPPED" or (status_of_job == "SUCCEEDED" and not self.ended.get("is_driver"))
         return bool(ray_ended_it or out_of_scope or came_to_end or is_over)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from raydebug.protocol.death import EndedProcess
 
 POLL_S = 0.4
+SAID_AFTER_S = 30.0  # an end so long before that of a job that does not fail belongs to its end
 MOST = 200  # certificates of a run
 MOST_AT_ONCE = 20  # that are looked up in one turn
 NEAR_S = 30.0  # between the clocks of two nodes, and Ray's knowledge of an end
@@ -58,6 +59,7 @@ class DeathWatch:
         self._cluster, self._job, self._progress = cluster, job, progress
         self._judged: set[int] = set()
         self._after = 0  # all up to this number are judged
+        self.unsaid: list[Certificate] = []
         self._taking = threading.Lock()  # the last look, and one that still runs
         self._at: dict[int, tuple[int, str, int | None]] = {}  # as it was when the end was first seen
 
@@ -65,9 +67,22 @@ class DeathWatch:
         """Certify ends until cancelled, and say each."""
         pace = Pace(self._cluster, POLL_S)
         while True:
-            if found := await asyncio.to_thread(self.take, dashboard):
+            new, before = await asyncio.to_thread(self.take, dashboard), self.unsaid
+            # What is back before it was said is in both.
+            waiting = [one for one in (*before, *new) if not (one in before and one in new)]
+            found = [one for one in waiting if one.kind == BACK or one.at < time.time() - SAID_AFTER_S]
+            self.unsaid = [one for one in waiting if one not in found]
+            if found:
                 say(found)
             await pace.wait()
+
+    def at_end(self, dashboard: Dashboard, *, has_failed: bool) -> list[Certificate]:
+        """Return the ends that are not said yet; those of a job that has not failed are no deaths, and forgotten."""
+        unsaid, self.unsaid = self.unsaid, []
+        if has_failed:
+            return unsaid + self.take(dashboard, last=True)
+        self.certificates = {number: one for number, one in self.certificates.items() if one not in unsaid}
+        return []
 
     def take(self, dashboard: Dashboard, *, last: bool = False) -> list[Certificate]:
         """Return certificates of ends that are new, and of processes that are back, whose certificates are withdrawn.

@@ -215,8 +215,8 @@ def _say_deaths(recorder: Recorder, found: Sequence[Certificate]) -> None:
         if certificate.kind == BACK:
             render.say(render.visible(f"death: {certificate.text}", keep=""))
     causes = [certificate for certificate in found if certificate.kind not in (FOLLOWED, BACK)]
-    known = [certificate for certificate in recorder.deaths.certificates.values() if certificate.kind != FOLLOWED]
-    said = len(known) - len(causes)
+    waiting, known = recorder.deaths.unsaid, recorder.deaths.certificates.values()
+    said = len([one for one in known if one.kind != FOLLOWED and one not in waiting]) - len(causes)
     for certificate in causes[: max(0, DEATHS_SAID - said)]:
         render.say(render.visible(f"death: {certificate.text}", keep=""))
     if said < DEATHS_SAID < said + len(causes):
@@ -238,8 +238,9 @@ def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder, explain
     recorder.read_changes(dashboard)
     recorder.take_snapshots(last=True)
     recorder.spans.end(dashboard)
-    if outcome.exit_code != 0:
-        _say_deaths(recorder, recorder.deaths.take(dashboard, last=True))
+    has_failed = outcome.exit_code != 0 and outcome.status != "STOPPED"  # which the user has asked for
+    _say_deaths(recorder, recorder.deaths.at_end(dashboard, has_failed=has_failed))
+    if has_failed:
         recorder.end(outcome.status, outcome.exit_code, None)
         lines, first, findings = _explained(explain, dashboard, outcome.submission_id)
         for line in lines:

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from raydebug.client.gateway_client import ask_processes
-from raydebug.errors import RaydebugError, UsageError
+from raydebug.client.gateway_client import ask_processes, one_of_pid
+from raydebug.errors import RaydebugError
 from raydebug.protocol.memory import Holder
 from raydebug.protocol.messages import UNKNOWN
-from raydebug.protocol.names import name_process
 from raydebug.protocol.questions import CENSUS, MEMORY, TRAINING, Nothing
 
 if TYPE_CHECKING:
@@ -48,20 +47,7 @@ def look(cluster: Cluster, job: str | None, *, pid: str | None = None, census: b
             raydebug knows no `memory`.
     """
     answers = ask_processes(cluster, MEMORY, NOTHING, job=job, timeout_s=ANSWER_S)
-    number, _, ip = (pid or "").partition("@")
-    of = [answer for answer in answers if str(answer["process"]["pid"]) == number]
-    wanted = [answer for answer in of if ip in ("", answer["process"]["ip"])] if pid else answers
-    if pid is not None and len(wanted) > 1:
-        which = [f"{number}@{answer['process']['ip']} ({name_process(answer['process'])})" for answer in wanted]
-        raise UsageError(
-            f"{len(wanted)} processes have the id {pid}", cause=", ".join(which),
-            fix=f"name one: --pid {which[0].split()[0]}", code="memory.ambiguous",
-        )  # fmt: skip
-    if pid is not None and not wanted:
-        raise UsageError(
-            f"no process of a job has the id {pid}", cause="it has ended, or it is not a process of a job",
-            fix="see `raydebug ps --processes`", code="memory.no-process",
-        )  # fmt: skip
+    wanted = answers if pid is None else [one_of_pid(pid, [(answer["process"], answer) for answer in answers])]
     if wanted and all(answer["state"] == UNKNOWN for answer in wanted):
         raise RaydebugError(
             "the processes of this job cannot say their memory", cause="they run an earlier raydebug",

@@ -46,6 +46,7 @@ class StacksBody(TypedDict, total=False):
     """Of `stacks`."""
 
     digests: bool  # whether they may stand for the frames of its threads
+    locals: bool  # whether the user's frames have theirs
 
 
 class FramesBody(TypedDict, total=False):

@@ -224,6 +224,7 @@ class StackFrame(TypedDict, total=False):
     line: int
     function: Name
     text: Name  # of the innermost frame and the user's: the source line, as the process reads it
+    locals: list[Text]  # where they were asked for: `name = value`
 
 
 class ThreadStack(TypedDict, total=False):

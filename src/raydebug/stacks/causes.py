@@ -12,8 +12,8 @@ from raydebug.protocol.records import OpenCall
 from raydebug.protocol.training import OpenReward, OpenSample, TrainingWords
 from raydebug.render import command
 from raydebug.stacks.graph import CREATION, Graph, Node, Path
-from raydebug.stacks.groups import is_idle_server, is_idle_thread, place, users_frame
-from raydebug.stacks.wait_kinds import COLLECTIVE, KINDS, LOGS, End, attach, count, for_seconds, holds_gil
+from raydebug.stacks.groups import active_thread, is_idle_server, is_idle_thread, place, users_frame
+from raydebug.stacks.wait_kinds import COLLECTIVE, KINDS, LOGS, End, attach, count, for_seconds, holds_gil, show_locals
 
 SHOWN_CALL_S = 5.0  # a shorter call says nothing
 PEERS = {"lock": "its holder", "network": "host", "subprocess": "child"}  # by kind the field that has the other side
@@ -69,7 +69,7 @@ def describe(node: Node, graph: Graph, *, moved: bool, others: Sequence[ListedSt
     age_s = call.get("age_s", 0.0) if call else 0.0
     age = f", in one call of {call.get('function', '?')} for {age_s:.0f} s" if call and age_s >= SHOWN_CALL_S else ""
     if end == End.WAITS and _has_reason(node, graph):
-        return Cause("training", f"{wait.who} waits at {at}{words}", attach(process))
+        return Cause("training", f"{wait.who} waits at {at}{words}", show_locals(process))
     if end == End.POLLS:
         text = f"in one wait after the other, last at {at}: what they wait for is not known{words}"
         return Cause("moving", f"{count([process, *others])} {text}", None)
@@ -80,12 +80,14 @@ def describe(node: Node, graph: Graph, *, moved: bool, others: Sequence[ListedSt
         text = f"{those} at work, at another line than before or computing: now at {at}{age}{words}"
         return Cause("moving", text, None)
     if is_idle_thread(node.thread):
-        return Cause("unknown", f"{wait.who} is idle{words}", attach(process))
+        return Cause("unknown", f"{wait.who} is idle{words}", show_locals(process))
     if wait.kind in ("unknown", COLLECTIVE):
-        return Cause("unknown", f"{wait.who} is at {at}; it is in no known wait{age}{words}", attach(process))
+        is_watched = wait.kind == "unknown" and node.thread is active_thread(process)  # the thread that would pause
+        following = attach(process) if is_watched else show_locals(process)
+        return Cause("unknown", f"{wait.who} is at {at}; it is in no known wait{age}{words}", following)
     # Sure is what names the other side; who holds a lock was looked for, or the chain would go on.
     is_seen = PEERS.get(wait.kind, "") in ("", *node.thread)
-    return Cause(wait.kind, f"{wait.who} waits for {wait.what} at {at}{age}{words}", attach(process), is_seen)
+    return Cause(wait.kind, f"{wait.who} waits for {wait.what} at {at}{age}{words}", show_locals(process), is_seen)
 
 
 def _has_reason(node: Node, graph: Graph) -> bool:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from raydebug import render
-from raydebug.client.gateway_client import fetch_stacks
+from raydebug.client.gateway_client import ask_processes, fetch_stacks, one_of_pid
 from raydebug.cluster.dashboard import MOST_TASKS
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.runner import run_on_each
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol.messages import SILENT
+from raydebug.protocol.questions import STACKS, StacksBody
 from raydebug.stacks.training_words import fetch_words
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from raydebug.stacks.graph import Task
     from raydebug.stacks.spy import Seen
 
-FIRST_S, ALL_S, SAMPLES_APART_S = 0.3, 1.0, 2.0
+FIRST_S, ALL_S, LOCALS_S, SAMPLES_APART_S = 0.3, 1.0, 3.0, 2.0
 SPY_TIMEOUT_S = 120.0
 RAY_TITLE = "ray::"  # of a worker that runs `ray::Actor.method` or `ray::task` (ray 2.60.0 _raylet.pyx, `setproctitle`)
 
@@ -88,7 +89,27 @@ def take(
     return processes
 
 
-def look_from_outside(cluster: Cluster, processes: Iterable[ListedStacks], *, native: bool) -> list[str]:
+def take_locals(cluster: Cluster, job: str | None, pid: str) -> ListedStacks:
+    """Return the stacks of one process with the locals of its frames.
+
+    Raises:
+        RaydebugError: as in `take`; there is no process of this id, or several nodes have one.
+    """
+    processes = fetch_stacks(cluster, job=job, timeout_s=FIRST_S)
+    process = one_of_pid(pid, [(process, process) for process in processes])
+    asked = StacksBody(locals=True)
+    (said,) = ask_processes(cluster, STACKS, asked, only=[process["instance"]], timeout_s=LOCALS_S)
+    if said["answer"]:
+        process["threads"] = said["answer"]["threads"]
+    process["state"] = said["state"]
+    for line in look_from_outside(cluster, [process], native=False, with_locals=True):
+        render.say(render.visible(line))
+    return process
+
+
+def look_from_outside(
+    cluster: Cluster, processes: Iterable[ListedStacks], *, native: bool, with_locals: bool = False
+) -> list[str]:
     """Add the stacks of processes that do not answer, and C frames, as py-spy sees them on the processes' nodes.
 
     Returns:
@@ -99,7 +120,7 @@ def look_from_outside(cluster: Cluster, processes: Iterable[ListedStacks], *, na
     by_node: dict[str, dict[int, ListedStacks]] = {}
     for process in sorted(wanted, key=lambda process: str(process["ip"])):
         by_node.setdefault(str(process["ip"]), {})[process["pid"] or 0] = process
-    for ip, answer in _ask_nodes(cluster, by_node, native=native).items():
+    for ip, answer in _ask_nodes(cluster, by_node, native=native, locals=with_locals).items():
         here = by_node[ip]
         for pid, seen in answer.items():
             _add(here[int(pid)], seen, native=native)
@@ -109,12 +130,12 @@ def look_from_outside(cluster: Cluster, processes: Iterable[ListedStacks], *, na
     return [f"{what} of pid {', '.join(map(str, pids[:8]))}: {cause}; {fix}" for (cause, fix), pids in refused.items()]
 
 
-def _ask_nodes(cluster: Cluster, by_node: Mapping[str, Iterable[int]], *, native: bool) -> dict[str, dict[str, Seen]]:
+def _ask_nodes(cluster: Cluster, by_node: Mapping[str, Iterable[int]], **what: bool) -> dict[str, dict[str, Seen]]:
     """Return what py-spy sees of processes, by node and pid."""
     programs: dict[str, tuple[Runner, list[str]]] = {}
     for ip, pids in by_node.items():
         if (runner := kind_of(cluster).runner_at(ip)) is not None:
-            request = json.dumps({"pids": list(pids), "native": native})
+            request = json.dumps({"pids": list(pids), **what})
             programs[ip] = (runner, ["-m", "raydebug.stacks.spy", request])
     # It needs no folder, and other nodes may not have this one.
     folder = Path(cluster.project or ("/" if cluster.is_of_nodes else Path.cwd()))

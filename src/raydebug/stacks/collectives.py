@@ -25,6 +25,7 @@ from raydebug.stacks.wait_kinds import (
     attach,
     holds_gil,
     make_verdict,
+    show_locals,
     who,
 )
 
@@ -187,7 +188,7 @@ def _mismatch(group: _ProcessGroup, seq: int, different: list[list[int]], places
     odd = [group.members[rank] for ranks in different[1:] for rank in ranks]
     members = name_process(odd[0], list(group.calls))
     text = f"{members} differ in collective {seq} of group {group.label}: {'; '.join(parts)}"
-    return make_verdict("collective-mismatch", CERTAIN, text, attach(odd[0]), odd)
+    return make_verdict("collective-mismatch", CERTAIN, text, show_locals(odd[0]), odd)
 
 
 # Words
@@ -231,7 +232,7 @@ def _judge_stacks(
         parts = [f"{_members(same)} in {same[0].what} at {place(same[0].at)}" for same in by_name]
         odd = [wait.process for wait in by_name[0]]
         text = f"{_members(inside)} are in different collectives: {'; '.join(parts)}"
-        return make_verdict("collective-mismatch", LIKELY, text, attach(odd[0]), odd)
+        return make_verdict("collective-mismatch", LIKELY, text, show_locals(odd[0]), odd)
     first = inside[0].process
     role, waiting = first["role"], _waiting(inside)
     there = {process["rank"] for process in processes if process["role"] == role}

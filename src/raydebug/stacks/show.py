@@ -78,6 +78,7 @@ def _frame_lines(frames: Sequence[StackFrame], count: int) -> Iterator[str]:
     for frame in shown:
         source = frame.get("text", "") if frame in own else ""
         yield f"    {place(frame)}" + (f"    {source[:80]}" if source else "")
+        yield from (f"        {text}" for text in frame.get("locals", ()))
 
 
 def _name(process: ListedStacks) -> str:

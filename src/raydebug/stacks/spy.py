@@ -18,6 +18,7 @@ from typing import Any, TypedDict
 from raydebug import process
 from raydebug.protocol.node_facts import cpu_seconds
 from raydebug.protocol.records import StackFrame, ThreadStack
+from raydebug.protocol.secrets import is_secret_name, scrubbed
 
 AT_ONCE = 4
 TIMEOUT_S = 20.0  # of one process; C frames of a training with many libraries take seconds at first
@@ -42,25 +43,26 @@ class Seen(TypedDict, total=False):
 
 
 def main() -> None:
-    """Answer the request `{"pids": [...], "native": bool}`; the last line of the output has the answer."""
+    """Answer `{"pids": [...], "native": bool, "locals": bool}`; the last line of the output has the answer."""
     request = json.loads(sys.argv[1])
-    read = functools.partial(read_process, native=bool(request["native"]))
+    read = functools.partial(read_process, native=bool(request["native"]), with_locals=bool(request.get("locals")))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = dict(zip(map(str, request["pids"]), pool.map(read, request["pids"]), strict=True))
     sys.stdout.write(f"\n{json.dumps(found)}\n")
 
 
-def read_process(pid: int, *, native: bool) -> Seen:
+def read_process(pid: int, *, native: bool, with_locals: bool = False) -> Seen:
     """Return the threads of a process of this node, the one that holds Python's lock first.
 
     Args:
         pid: which.
         native: with C frames; the process is stopped while they are read.
+        with_locals: of the frames.
     """
     before = _state_of(pid)
     if before in GONE:
         return {"gone": True, "cause": f"process {pid} has ended", "fix": "raydebug diagnose"}
-    seen = _run_spy(pid, native=native)
+    seen = _run_spy(pid, "--native" if native else "--nonblocking", *["--locals"] * with_locals)
     seen["stopped"] = before in STOPPED
     seen["cpu_s"] = cpu_seconds(pid)
     if before == _state_of(pid) == UNINTERRUPTIBLE:
@@ -78,11 +80,11 @@ def _state_of(pid: int) -> str:
         return ""
 
 
-def _run_spy(pid: int, *, native: bool) -> Seen:
+def _run_spy(pid: int, *options: str) -> Seen:
     spy = Path(sys.executable).parent / "py-spy"  # a dependency of ray[default]
     if not spy.exists():
         return {"cause": f"there is no {spy}", "fix": "install py-spy in the cluster's environment"}
-    argv = [str(spy), "dump", "--json", "--pid", str(pid), "--native" if native else "--nonblocking"]
+    argv = [str(spy), "dump", "--json", "--pid", str(pid), *options]
     try:
         printed = process.run(argv, timeout_s=TIMEOUT_S)
         threads = [thread for thread in json.loads(printed[printed.index("[") :]) if thread["thread_name"] not in OURS]
@@ -109,6 +111,12 @@ def _describe(thread: dict[str, Any]) -> ThreadStack:
         for frame in thread["frames"]
         if not frame["name"].startswith("0x")  # native code without a symbol
     ]
+    for place, frame in zip(frames, (f for f in thread["frames"] if not f["name"].startswith("0x")), strict=True):
+        if values := frame.get("locals"):
+            place["locals"] = [
+                f"{one['name']} = {'(a secret)' if is_secret_name(one['name']) else scrubbed(str(one['repr']))}"
+                for one in values
+            ]
     return {"name": thread["thread_name"] or "", "frames": frames[:MAX_FRAMES], "gil": bool(thread["owns_gil"])}
 
 

@@ -30,9 +30,9 @@ from raydebug.stacks.wait_kinds import (
     Job,
     Link,
     Verdict,
-    attach,
     count,
     make_verdict,
+    show_locals,
     who,
 )
 
@@ -162,7 +162,7 @@ class _Look:
         if best is None or best.end is None or self._end(best) >= End.OPEN:
             return self._with_chain(verdict, edges, self.graph.node(late))
         cause, process = describe(best.end, self.graph, moved=False), best.end.process
-        verdict["text"], verdict["next"] = f"{cause.text}; {verdict['text']}", attach(process)
+        verdict["text"], verdict["next"] = f"{cause.text}; {verdict['text']}", cause.next
         verdict["pids"] = [process["pid"] or 0, *verdict["pids"]]
         verdict["instances"] = [process["instance"], *verdict["instances"]]
         return self._with_chain(verdict, [*edges, *best.edges], best.end)
@@ -197,7 +197,7 @@ class _Look:
         else:
             parts = [f"{edge.source.wait.who} waits for {edge.words} at {place(edge.source.wait.at)}" for edge in cycle]
             text = f"actors wait for each other: {'; '.join(parts)}"
-        verdict = make_verdict("deadlock", self._certainty(cycle), text, attach(processes[0]), processes)
+        verdict = make_verdict("deadlock", self._certainty(cycle), text, show_locals(processes[0]), processes)
         return self._with_chain(verdict, cycle, None)
 
     def end_of_chain(self) -> Verdict | None:

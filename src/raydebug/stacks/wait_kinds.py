@@ -249,6 +249,11 @@ def attach(process: ListedStacks) -> str:
     return command("raydebug", "attach", "--pid", pid_option(process))
 
 
+def show_locals(process: ListedStacks) -> str:
+    """Return the command that shows a process which waits: it comes to no line of Python at which it could pause."""
+    return command("raydebug", "stacks", "--locals", pid_option(process))
+
+
 def make_verdict(
     kind: str, certainty: str, text: str, next_command: str | None, processes: Sequence[ListedStacks] = ()
 ) -> Verdict:

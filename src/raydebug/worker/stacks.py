@@ -10,8 +10,10 @@ import gc
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from types import FrameType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, TypeVar
 
@@ -19,14 +21,18 @@ from raydebug.protocol.node_facts import cpu_seconds, io_bytes
 from raydebug.protocol.questions import FramesBody, StacksBody
 from raydebug.protocol.records import FramesRecord, OpenCall, StackFrame, StacksRecord, ThreadStack, digest_of
 from raydebug.protocol.secrets import scrubbed
+from raydebug.protocol.snapshot import SavedValue
 from raydebug.worker import calls, flight_recorder, ray_collectives, records, source
+from raydebug.worker.frame_locals import CO_OPTIMIZED, locals_of
 from raydebug.worker.frames import MAX_NAME, active_thread, is_users
 from raydebug.worker.open_files import read_open_files
+from raydebug.worker.saved_values import Values
 from raydebug.worker.thread_waits import note_waits
 
 MAX_FRAMES, MAX_THREADS, MAX_TASKS = 64, 200, 100
 MAX_AWAITED = 1000  # coroutines that await one another
 OUTERMOST = 16  # of the frames of a deep stack
+MAX_LOCALS, LOCALS_S, LOCALS_BYTES = 40, 1.0, 200_000  # of a frame; of a look
 MAX_OBJECTS = 10_000  # of all threads: 0.6 MB of an answer
 # asyncio's own sets of tasks: CPython 3.11 asyncio/tasks.py `_all_tasks`; 3.12 and 3.13 have the other two.
 TASK_SETS = ("_all_tasks", "_scheduled_tasks", "_eager_tasks")
@@ -37,8 +43,10 @@ _Stack = TypeVar("_Stack", bound="tuple[Any, int, list[FrameType]]")
 _WORLD = "WORLD_SIZE"  # torch/distributed/run.py; verl 0.9.1 single_controller/base/worker.py
 
 
-def collect() -> StacksRecord:
+def collect(*, with_locals: bool = False) -> StacksRecord:
     """Return the stacks of this process, without those of raydebug and the debugger."""
+    describe = partial(_describe, values=Values(time.monotonic() + LOCALS_S, LOCALS_BYTES, read_tensors=False)
+                       if with_locals else None)  # fmt: skip
     active = active_thread()
     threads = {thread.ident: thread for thread in threading.enumerate()}
     seen: list[tuple[threading.Thread | None, int, list[FrameType]]] = []
@@ -52,14 +60,14 @@ def collect() -> StacksRecord:
     found: list[ThreadStack] = []
     called: list[OpenCall] = []
     for thread, ident, frames in _of_each_kind(seen, MAX_THREADS):
-        found.append(_describe(scrubbed(thread.name) if thread is not None else f"thread {ident}", frames, thread))
+        found.append(describe(scrubbed(thread.name) if thread is not None else f"thread {ident}", frames, thread))
         if (call := calls.open_call(found[-1]["name"], frames)) is not None:
             called.append(call)
         if thread is not None and thread.native_id is not None:
             found[-1]["cpu_s"] = cpu_seconds(f"self/task/{thread.native_id}")
     tasks = list(stacks_of_tasks())
     shown = [
-        _describe(scrubbed(f"task {task.get_name()}"), frames, task)
+        describe(scrubbed(f"task {task.get_name()}"), frames, task)
         for task, _, frames in _of_each_kind(tasks, MAX_TASKS)
     ]
     world = os.environ.get(_WORLD, "")
@@ -93,7 +101,7 @@ _sent: deque[dict[str, list[StackFrame]]] = deque(maxlen=4)  # by digest; severa
 
 def stacks_for(body: StacksBody) -> StacksRecord:
     """Return the stacks of this process, if asked for with the digests of their frames: `frames_of` knows the last."""
-    record = collect()
+    record = collect(with_locals=body.get("locals", False))
     if not body.get("digests"):
         return record
     sent = {}
@@ -136,16 +144,29 @@ def _shorten(frames: list[FrameType]) -> list[FrameType]:
     return frames if len(frames) <= MAX_FRAMES else frames[: MAX_FRAMES - OUTERMOST] + frames[-OUTERMOST:]
 
 
-def _describe(name: str, frames: list[FrameType], owner: Any) -> ThreadStack:
+def _describe(name: str, frames: list[FrameType], owner: Any, values: Values | None) -> ThreadStack:
     stack: ThreadStack = {"name": name[:MAX_NAME], "frames": []}
     for frame in frames:
         file, line = frame.f_code.co_filename, frame.f_lineno or 0
         place: StackFrame = {"file": file, "line": line, "function": frame.f_code.co_qualname[:MAX_NAME]}
         if frame is frames[0] or (is_users(frame) and "-packages/" not in file):
             place["text"] = source.line_at(file, line)
+            if values is not None and frame.f_code.co_flags & CO_OPTIMIZED:
+                found = values.add([*locals_of(frame).items()][:MAX_LOCALS], depth=0)
+                place["locals"] = [f"{name} = {_text_of(values.saved[at])}" for name, at in found.items()]
         stack["frames"].append(place)
     note_waits(stack, frames, owner)
     return stack
+
+
+def _text_of(value: SavedValue) -> str:
+    if "tensor" in value:
+        about = value["tensor"]
+        return f"{value['type']} {about['shape']} {about['dtype']} {about['device']}"
+    if "text" in value or value.get("redacted"):
+        text = scrubbed(value.get("text", "(a secret)"))[:MAX_NAME]
+        return repr(text) if value["type"] == "str" and not value.get("redacted") else text
+    return f"{value['type']}, {value['length']} items" if "length" in value else value["type"]
 
 
 def stacks_of_tasks() -> Iterator[tuple[Any, int, list[FrameType]]]:
