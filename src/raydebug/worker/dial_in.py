@@ -31,6 +31,14 @@ class Unreachable(NoGateway):
     """
 
 
+def _checked(name: str) -> Any:
+    def method(self: OwnSocket, *arguments: Any) -> Any:
+        self._check()
+        return getattr(socket.socket, name)(self, *arguments)
+
+    return method
+
+
 class OwnSocket(socket.socket):
     """A connection of ours, by a number that the program may close and get again for a file of its own.
 
@@ -60,25 +68,7 @@ class OwnSocket(socket.socket):
                 self.detach()
                 raise ConnectionResetError("the program has closed the descriptor of this connection")
 
-    def recv(self, *arguments: int) -> bytes:
-        """As of a socket."""
-        self._check()
-        return super().recv(*arguments)
-
-    def send(self, data: Any, flags: int = 0) -> int:
-        """As of a socket."""
-        self._check()
-        return super().send(data, flags)
-
-    def sendall(self, data: Any, flags: int = 0) -> None:
-        """As of a socket."""
-        self._check()
-        super().sendall(data, flags)
-
-    def shutdown(self, how: int) -> None:
-        """As of a socket."""
-        self._check()
-        super().shutdown(how)
+    recv, send, sendall, shutdown = (_checked(name) for name in ("recv", "send", "sendall", "shutdown"))
 
     def close(self) -> None:
         """Close it, unless its number is that of another file."""

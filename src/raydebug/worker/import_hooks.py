@@ -47,7 +47,7 @@ class _HookedLoader(SourceFileLoader):
         super().exec_module(module)
         sys.breakpointhook = hook  # debugpy puts its own in place
         # Without the guard: debugpy imports these, and who holds the guard may be waiting for that import.
-        if self._hook in (_nothing, _hook_debugpy, _hook_stdin_debuggers):
+        if self._hook in (_nothing, _hook_stdin_debuggers):
             self._hook(module)
             return
         with worker.fork_guard:  # it imports more of our code
@@ -160,21 +160,6 @@ def _hook_stdin_debuggers(module: ModuleType) -> None:
     _quietly(hook, module, what=f"pause in {module.__name__}")
 
 
-def _hook_debugpy(module: ModuleType) -> None:
-    # It does nothing where no client is attached; a client of the program's own has been attached to another pydevd.
-    plain = module.breakpoint
-
-    def stop() -> None:
-        with worker.fork_guard:
-            from raydebug.worker import pause, pydevd_session
-        if not worker.debugger_is_ours() or pydevd_session.own_debugger() is not None:
-            plain()
-        else:
-            pause.pause_at(sys._getframe(1), kind="breakpoint")
-
-    worker.replace(module, "breakpoint", stop)
-
-
 def _hook_torch(module: ModuleType) -> None:
     _open_control_channel(module)
     if os.environ.get(variables.GPU_HISTORY) == "1":
@@ -271,10 +256,8 @@ SPANS_IN = ("verl.utils.profiler.performance", "verl.utils.debug.performance", "
 # Source: ray 2.60.0 util/rpdb.py:298 and 343 call `ray.util.debugpy.set_trace` and `_post_mortem`.
 # torch: what a child of a training process (vLLM's engine, a data loader's worker) imports; it takes seconds anyway.
 _ON_LOAD = {
-    "IPython.terminal.embed": _hook_stdin_debuggers,
     "code": _hook_stdin_debuggers,
     "debugpy._vendored.force_pydevd": _nothing,
-    "debugpy.public_api": _hook_debugpy,
     "pdb": _hook_stdin_debuggers,
     "ray.util.debugpy": _hook_ray_debugger,
     "ray.util.rpdb": _hook_rpdb,

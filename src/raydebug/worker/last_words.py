@@ -170,23 +170,14 @@ def say(words: Callable[[], Mapping[str, Any]], event: str = messages.BYE, over:
         finally:
             used[1].release()
     except Exception as error:  # the process goes on, or ends, as it wanted to
-        if _is_the_programs(error):
-            raise
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        if trace is not None and not trace.tb_frame.f_globals.get("__name__", "").startswith(("raydebug.", "json")):
+            raise  # by a signal handler of the program, while this thread waited
         worker.log(f"a message to the gateway is lost: {type(error).__name__}")
         return False
     return True
-
-
-def _is_the_programs(error: BaseException) -> bool:
-    """Return whether a signal handler of the program raised it, while this thread waited."""
-    from raydebug.worker.frames import is_users
-
-    trace = error.__traceback__
-    while trace is not None:
-        if is_users(trace.tb_frame) and not trace.tb_frame.f_globals.get("__name__", "").startswith("raydebug."):
-            return True
-        trace = trace.tb_next
-    return False
 
 
 def _send(connection: socket.socket, data: bytes) -> None:

@@ -7,8 +7,10 @@ this a script's `export PYTHONPATH=FORK` selects a package in the driver alone: 
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import zlib
 
 from raydebug import worker
 from raydebug.protocol import variables
@@ -53,9 +55,6 @@ def share_exports() -> None:
 
 
 def _pack(given: dict[str, str], exported: Mapping[str, str]) -> None:
-    import base64
-    import zlib
-
     for name in exported:
         del given[name]
     given[variables.EXPORTS] = base64.b64encode(zlib.compress(json.dumps(exported).encode())).decode()
@@ -65,9 +64,6 @@ def _pack(given: dict[str, str], exported: Mapping[str, str]) -> None:
 
 def unpack(given: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a worker is given with those that were packed; what ray.init has given wins."""
-    import base64
-    import zlib
-
     rest = dict(given)
     packed = rest.pop(variables.EXPORTS)
     return {**json.loads(zlib.decompress(base64.b64decode(packed))), **rest}
