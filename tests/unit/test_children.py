@@ -127,10 +127,8 @@ WHY_NOT = {
 
 
 @pytest.mark.parametrize(
-    ("program", "is_armed"),
-    [("bin/ray", False), ("ray/dashboard/dashboard.py", False), ("ray/_private/log_monitor.py", False),
-     ("train.py", True), ("bin/raytrain", True)],
-)  # fmt: skip
+    ("program", "is_armed"), [("bin/ray", False), ("ray/_private/log_monitor.py", False), ("bin/raytrain", True)]
+)
 def test_rays_own_programs_are_not_armed(tmp_path: Path, program: str, is_armed: bool) -> None:
     """Uncaught errors of Ray's commands and daemons are Ray's; a user's program may have their words as arguments."""
     (tmp_path / program).parent.mkdir(parents=True, exist_ok=True)

@@ -80,12 +80,9 @@ class Cache:
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             atomic_write(path, json.dumps(said))
-            self._remove_oldest()
-
-    def _remove_oldest(self) -> None:
-        records = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-        for path in records[KEPT_AT_MOST:]:
-            path.unlink(missing_ok=True)
+            records = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+            for path in records[KEPT_AT_MOST:]:
+                path.unlink(missing_ok=True)
 
     def _file(self, target: Target, stage: str) -> Path:
         return self._folder / f"{stage}-{key_of(target, stage)[:32]}.json"

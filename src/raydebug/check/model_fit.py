@@ -70,7 +70,10 @@ def judge(target: Target, facts: Mapping[str, Any], variables: Mapping[str, str]
     on_cpu = is_on_cpu(variables)
     # Megatron and others shard and offload by settings of their own, and bring their own attention.
     is_fsdp = str(config.get("actor_strategy") or "fsdp").startswith("fsdp")
-    yield from _context(config, sizes, "" if _is_scaled(facts.get("json", {})) else facts["trainer_version"])
+    said = facts.get("json", {})
+    kind = (said.get("rope_parameters") or {}).get("rope_type", "default")  # as transformers 5 writes it
+    is_scaled = said.get("rope_scaling") or kind != "default"
+    yield from _context(config, sizes, "" if is_scaled else facts["trainer_version"])
     yield from _heads(config, sizes)
     if is_fsdp and not on_cpu and "transformers" not in facts.get("lacking", {}):
         yield from _attention(config, facts["trainer_version"], has_flash=facts["has_flash_attention"])
@@ -88,12 +91,6 @@ def judge(target: Target, facts: Mapping[str, Any], variables: Mapping[str, str]
         yield from _on_cpu(config, needed, variables, facts["memory_bytes"], sizes)
     else:
         yield from _on_gpu(config, needed, facts.get("gpu_bytes"), sizes)
-
-
-def _is_scaled(said: Mapping[str, Any]) -> bool:
-    """Return whether a config.json stretches its positions."""
-    kind = (said.get("rope_parameters") or {}).get("rope_type", "default")  # as transformers 5 writes it
-    return bool(said.get("rope_scaling")) or kind != "default"
 
 
 def _context(config: TrainingConfig, sizes: Sizes, version: str) -> Iterator[Finding]:

@@ -97,11 +97,9 @@ def take_locals(cluster: Cluster, job: str | None, pid: str) -> ListedStacks:
     """
     processes = fetch_stacks(cluster, job=job, timeout_s=FIRST_S)
     process = one_of_pid(pid, [(process, process) for process in processes])
-    asked = StacksBody(locals=True)
-    (said,) = ask_processes(cluster, STACKS, asked, only=[process["instance"]], timeout_s=LOCALS_S)
-    if said["answer"]:
-        process["threads"] = said["answer"]["threads"]
-    process["state"] = said["state"]
+    only = [process["instance"]]
+    for said in ask_processes(cluster, STACKS, StacksBody(locals=True), only=only, timeout_s=LOCALS_S):
+        process["threads"], process["state"] = (said["answer"] or process)["threads"], said["state"]
     for line in look_from_outside(cluster, [process], native=False, with_locals=True):
         render.say(render.visible(line))
     return process

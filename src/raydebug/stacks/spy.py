@@ -107,17 +107,16 @@ def _run_spy(pid: int, *options: str) -> Seen:
 
 def _describe(thread: dict[str, Any]) -> ThreadStack:
     frames: list[StackFrame] = [
-        {"file": frame["filename"], "line": frame["line"], "function": frame["name"]}
+        {"file": frame["filename"], "line": frame["line"], "function": frame["name"], "locals": _locals(frame)}
         for frame in thread["frames"]
         if not frame["name"].startswith("0x")  # native code without a symbol
     ]
-    for place, frame in zip(frames, (f for f in thread["frames"] if not f["name"].startswith("0x")), strict=True):
-        if values := frame.get("locals"):
-            place["locals"] = [
-                f"{one['name']} = {'(a secret)' if is_secret_name(one['name']) else scrubbed(str(one['repr']))}"
-                for one in values
-            ]
     return {"name": thread["thread_name"] or "", "frames": frames[:MAX_FRAMES], "gil": bool(thread["owns_gil"])}
+
+
+def _locals(frame: dict[str, Any]) -> list[str]:
+    shown = [(one["name"], one["repr"]) for one in frame.get("locals") or ()]
+    return [f"{name} = {'(a secret)' if is_secret_name(name) else scrubbed(str(text))}" for name, text in shown]
 
 
 def explain(owner: int, reader: int, scope: int, *, may_trace: bool) -> Seen:

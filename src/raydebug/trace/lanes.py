@@ -157,14 +157,10 @@ def _curves(recorded: Recorded) -> Group:
 # Processes
 
 
-def _rank(process: Process) -> int:
-    rank = process.about.get("rank")
-    return rank if isinstance(rank, int) else -1
-
-
 def _place(process: Process) -> tuple[Any, ...]:
     """Return the place of a process: trainer, ranks, agents and rewards, engines, the rest."""
-    names, rank = {span.name for span in process.spans}, _rank(process)
+    names, rank = {span.name for span in process.spans}, process.about.get("rank")
+    rank = rank if isinstance(rank, int) else -1
     kinds = (STEP in names, rank >= 0, names & PARTS.keys(), any("vllm" in name or name == REQUEST for name in names))
     return (
         *(not kind for kind in kinds),

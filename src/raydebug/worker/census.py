@@ -70,7 +70,7 @@ _running = threading.Lock()
 os.register_at_fork(after_in_child=_running._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-def census(_body: Nothing) -> Callable[[Callable[..., None]], None]:
+def census(_body: Nothing) -> Callable[[Callable[..., None]], object]:
     """Answer with who holds the memory of this process; two at a time would only slow each other down."""
 
     def take_alone() -> Census:
@@ -80,7 +80,7 @@ def census(_body: Nothing) -> Callable[[Callable[..., None]], None]:
     return answering(take_alone)
 
 
-def answering(work: Callable[[], Any]) -> Callable[[Callable[..., None]], None]:
+def answering(work: Callable[[], Any]) -> Callable[[Callable[..., None]], object]:
     """Return a function that answers a question with the result of work that takes time, from a thread of its own."""
 
     def run(answer: Callable[..., None]) -> None:
@@ -127,9 +127,7 @@ class _Walk:
         self._seen: set[int] = set()
         self._buffers: set[int] = set()  # by address
         self._instances = collections.Counter[int]()  # by id of their class
-        self._nodes: set[tuple[str, int]] = (
-            set()
-        )  # of autograd: their Python objects live only as long as one holds them
+        self._nodes: set[tuple[str, int]] = set()  # of autograd, whose Python objects live as long as they are held
         self._seen |= {id(self), id(self.__dict__), *map(id, self.__dict__.values())}
         torch: Any = sys.modules.get("torch")
         is_loaded = hasattr(torch, "Tensor") and hasattr(torch, "nn")  # not in the middle of its import
@@ -162,7 +160,8 @@ class _Walk:
         for is_container, generation in ((False, None), (True, 2), (True, 1), (True, 0)):  # what is young may go soon
             unseen = self._unseen(is_container, generation)
             while unseen:
-                self._push_outside(unseen.popleft()())
+                reference, kind = unseen.popleft()
+                self._push(reference(), f"(held outside of Python) {kind}")
                 self._drain()
 
     def _push_locals(self, ident: int, depth: int) -> bool:
@@ -173,22 +172,16 @@ class _Walk:
             self._push_named(locals_of(frame), f"{frame.f_code.co_qualname}() ")
         return depth < len(frames)
 
-    def _unseen(self, is_container: bool, generation: int | None) -> collections.deque[Callable[[], Any]]:
+    def _unseen(self, is_container: bool, generation: int | None) -> collections.deque[tuple[Callable[[], Any], str]]:
         self._seen.update(map(id, callers(sys._getframe())))
         # By loops of C, in which no other thread runs: what the program drops may not live on in a list of all objects.
         those = gc.get_objects(generation)
         unseen = {*map(id, those)} - self._seen
         found = [*itertools.compress(those, map(unseen.__contains__, map(id, those)))]
         del those
-        kinds = ((one, id(type(one))) for one in found)
         return collections.deque(
-            _reference(one) for one, kind in kinds
-            if kind not in _PLAIN and (kind in _CONTAINERS) is is_container
-        )  # fmt: skip
-
-    def _push_outside(self, one: Any) -> None:
-        if one is not None and id(one) not in self._seen:
-            self._push(one, f"(held outside of Python) {type_name(type(one))}")
+            (_reference(one), type_name(type(one))) for one in found if (id(type(one)) in _CONTAINERS) is is_container
+        )
 
     def _drain(self) -> None:
         while self._held or self._waiting:

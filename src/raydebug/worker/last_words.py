@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from operator import index
 from types import FrameType
@@ -170,10 +171,8 @@ def say(words: Callable[[], Mapping[str, Any]], event: str = messages.BYE, over:
         finally:
             used[1].release()
     except Exception as error:  # the process goes on, or ends, as it wanted to
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        if trace is not None and not trace.tb_frame.f_globals.get("__name__", "").startswith(("raydebug.", "json")):
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if not frame.f_globals.get("__name__", "").startswith(("raydebug.", "json")):
             raise  # by a signal handler of the program, while this thread waited
         worker.log(f"a message to the gateway is lost: {type(error).__name__}")
         return False

@@ -20,7 +20,7 @@ _peak_kib = 0
 _peak_phase = ""
 
 
-def memory(_body: Nothing) -> Callable[[Callable[..., None]], None]:
+def memory(_body: Nothing) -> Callable[[Callable[..., None]], object]:
     """Answer with what this process knows of its memory; the kernel takes a second to add up a very large process."""
     return answering(read_memory)
 

@@ -29,6 +29,7 @@ from raydebug import worker
 from raydebug.protocol import variables
 from raydebug.worker import records
 from raydebug.worker.breakpoints import registry
+from raydebug.worker.frames import start_thread
 
 LOOK_EVERY_S = 0.2
 CONTAINER_ENGINES = ("podman", "docker")  # their images do not have our file
@@ -102,7 +103,7 @@ def hook_runtime_env(module: ModuleType) -> None:
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "py_executable.py")
 
     def exec_worker_with_hook(self: Any, arguments: list[str], language: Any) -> Any:
-        if variables.EXPORTS in self.env_vars:
+        if self.env_vars.get(variables.EXPORTS):
             from raydebug.worker import script_exports
 
             self.env_vars = script_exports.unpack(self.env_vars)
@@ -190,9 +191,7 @@ def _wait_for_either(pdb: Any, frame: FrameType, error: Any) -> str:
             pause.resume(thread, "`ray debug` has taken it")
             ready, _, _ = select.select([ended], [], [], LOOK_EVERY_S)
 
-    watcher = threading.Thread(target=watch, name="raydebug-legacy", daemon=True)
-    watcher.pydev_do_not_trace = True  # type: ignore[attr-defined]  # pydevd's own mark for its helpers
-    watcher.start()
+    watcher = start_thread(watch, "raydebug-legacy")
     try:
         kind, value, trace = error
         paused = pause.pause_at(frame, kind="breakpoint") if kind is None else pause.pause_on_error(kind, value, trace)

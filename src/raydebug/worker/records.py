@@ -94,7 +94,10 @@ def describe_pause(
         error: the exception of a post-mortem pause.
         trace: its traceback.
     """
-    line = frame.f_lineno
+    line, exception = frame.f_lineno, None
+    if error is not None:
+        name, text = type(error).__name__, worker.text_of(error)
+        exception = _short(scrubbed(f"{name}: {text[:4000]}") if text else name, 2000)
     if trace is not None:
         while trace.tb_next is not None:
             trace = trace.tb_next
@@ -107,7 +110,7 @@ def describe_pause(
         "line": line,
         "function": _short(frame.f_code.co_qualname, MAX_NAME),
         "thread": _short(scrubbed(threading.current_thread().name), MAX_NAME),
-        "exception": None if error is None else _describe_error(error),
+        "exception": exception,
         "where": None,
         "tripwire": None,
         "expires_s": None,
@@ -232,11 +235,6 @@ def _get(context: Any, fact: str) -> Any:
     Source: ray 2.41.0 to 2.60.0 runtime_context.py, `RuntimeContext.get_<fact>`; `get_task_name` came with 2.41.
     """
     return _quietly(lambda: getattr(context, f"get_{fact}")())
-
-
-def _describe_error(error: BaseException) -> str:
-    name, text = type(error).__name__, worker.text_of(error)
-    return _short(scrubbed(f"{name}: {text[:4000]}") if text else name, 2000)
 
 
 def _short(text: str, limit: int) -> str:

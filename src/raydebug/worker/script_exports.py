@@ -63,10 +63,9 @@ def _pack(given: dict[str, str], exported: Mapping[str, str]) -> None:
 
 
 def unpack(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a worker is given with those that were packed; what ray.init has given wins."""
-    rest = dict(given)
-    packed = rest.pop(variables.EXPORTS)
-    return {**json.loads(zlib.decompress(base64.b64decode(packed))), **rest}
+    """Return what a worker is given with what was packed; ray.init's values win."""
+    unpacked = json.loads(zlib.decompress(base64.b64decode(given[variables.EXPORTS])))
+    return {**unpacked, **given, variables.EXPORTS: ""}
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:

@@ -160,8 +160,7 @@ def _describe(name: str, frames: list[FrameType], owner: Any, values: Values | N
 
 
 def _text_of(value: SavedValue) -> str:
-    if "tensor" in value:
-        about = value["tensor"]
+    if about := value.get("tensor"):
         return f"{value['type']} {about['shape']} {about['dtype']} {about['device']}"
     if "text" in value or value.get("redacted"):
         text = scrubbed(value.get("text", "(a secret)"))[:MAX_NAME]

@@ -120,12 +120,9 @@ _has_begun = False
 
 
 def _apply_when_it_begins(event: str, _arguments: Any) -> None:
-    """Apply the profile when the program begins: by then all of site's files are read, and packages may be imported.
-
-    Source: CPython 3.11 to 3.13 Modules/main.c. An audit hook stays; only a program with a profile has this one.
-    """
-    global _has_begun
-    if not _has_begun and event in ("cpython.run_module", "cpython.run_file"):
+    """Apply the profile when the program begins: by then all of site's files are read, and packages may be imported."""
+    global _has_begun  # an audit hook stays
+    if not _has_begun and event in ("cpython.run_module", "cpython.run_file"):  # CPython 3.11 to 3.13 Modules/main.c
         _has_begun = True
         _apply_profile()
 
@@ -188,10 +185,8 @@ _RAYS_OWN = ("/ray/dashboard/", "/ray/_private/", "/ray/autoscaler/", "/ray/scri
 
 
 def install() -> None:
-    """Install the hooks for breakpoint(), uncaught errors and imports; apply the profile in a training driver.
-
-    Ray's dashboard, agents, monitors and commands run below the cluster too: they are not the user's program.
-    """
+    """Install the hooks for breakpoint(), uncaught errors and imports; apply the profile in a training driver."""
+    # Ray's dashboard, agents, monitors and commands run below the cluster too: they are not the user's program.
     words = getattr(sys, "orig_argv", [])[1:4]
     is_worker = any("/ray/_private/workers/" in word for word in words)
     program = next((word for word in words if word[:1] != "-"), "")

@@ -1,7 +1,5 @@
 """Debuggers that read commands from stdin: in a process whose stdin gives none, they stop as `breakpoint()` does.
 
-pdb would read the end of a worker's stdin, and end the task with BdbQuit; a console would end at once, in silence.
-
 Source: CPython 3.11 to 3.13 bdb.py, pdb.py, code.py. Those of ipdb, IPython and torch are subclasses of Pdb.
 """
 

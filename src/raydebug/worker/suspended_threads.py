@@ -22,6 +22,7 @@ from typing import Any
 from raydebug.protocol import messages
 from raydebug.protocol.wire import Message
 from raydebug.worker import records
+from raydebug.worker.frames import start_thread
 
 
 class SuspendedThreads:
@@ -180,9 +181,7 @@ def _ray_reporter(worker: Any) -> Callable[[bool], None]:
                 elif stops:
                     stops.pop().__exit__(None, None, None)
 
-    reporter = threading.Thread(target=report, name="raydebug", daemon=True)
-    reporter.pydev_do_not_trace = True  # type: ignore[attr-defined]  # pydevd's own mark for its helpers
-    reporter.start()
+    start_thread(report, "raydebug")
     return events.put
 
 

@@ -72,7 +72,9 @@ def _be_the_child(request: Facts, answer_end: int, output_end: int) -> None:
     os.dup2(output_end, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if request["question"] in AS_THE_JOB:
-        _find_the_jobs_modules()
+        # The folder of the training, behind the standard library: a types.py there is not for us.
+        installed = (at for at, path in enumerate(sys.path) if path.endswith(("site-packages", "dist-packages")))
+        sys.path.insert(next(installed, len(sys.path)), os.getcwd())  # noqa: PTH109 - pathlib is not imported here
     try:
         said: Facts = {"facts": _gather(request)}
     except RaydebugError as refusal:  # a mistake in the command, such as a misspelt key with a profile
@@ -84,12 +86,6 @@ def _be_the_child(request: Facts, answer_end: int, output_end: int) -> None:
     with os.fdopen(answer_end, "w", encoding="utf-8") as file:
         json.dump(said, file, default=str)
     os._exit(0)  # neither exit handlers nor threads of others keep us
-
-
-def _find_the_jobs_modules() -> None:
-    """Put the folder of the training on the path, behind the standard library: a types.py there is not for us."""
-    installed = (at for at, path in enumerate(sys.path) if path.endswith(("site-packages", "dist-packages")))
-    sys.path.insert(next(installed, len(sys.path)), os.getcwd())  # noqa: PTH109 - pathlib is not imported here
 
 
 def _gather(request: Facts) -> Any:

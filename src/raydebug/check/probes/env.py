@@ -61,7 +61,8 @@ def gather(request: Facts) -> Facts:
         "torch_cuda": _torch_cuda(),
         "headers": (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file(),
         "include": sysconfig.get_paths()["include"],
-        "compiler": _compiler(),
+        # As Triton takes it: triton 3.6 and 3.9 runtime/build.py `_build`.
+        "compiler": shutil.which(os.environ.get("CC", "")) or shutil.which("gcc") or shutil.which("clang"),
         "shm": _space(Path("/dev/shm")),  # noqa: S108 - the kernel's shared memory itself
         "limits": {
             name: list(resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}")))
@@ -206,14 +207,6 @@ def _torch_cuda() -> str | None:
         built = re.search(r"^cuda\b[^=]*=\s*'([\d.]+)'", text, re.MULTILINE)
         return built[1] if built else ""
     return None
-
-
-def _compiler() -> str | None:
-    """Return the C compiler that Triton would take: CC, else gcc, else clang.
-
-    Source: triton 3.6 and 3.9 runtime/build.py `_build`.
-    """
-    return shutil.which(os.environ.get("CC", "")) or shutil.which("gcc") or shutil.which("clang")
 
 
 def _space(folder: Path) -> dict[str, int] | None:
