@@ -211,20 +211,17 @@ def report(one): one()
 if __name__ == "__main__":
     named = (os._exit, os.kill, traceback.print_exc, threading.excepthook, sys.excepthook, sys.breakpointhook,
              faulthandler.enable, faulthandler.is_enabled)
-    for one in named:
-        data = tried(lambda: pickle.dumps(one))
-        print(type(data), b"raydebug" in data, pickle.loads(data) is one)
+    print([b"raydebug" in pickle.dumps(one) or pickle.loads(pickle.dumps(one)) is one for one in named])
     child = multiprocessing.get_context("spawn").Process(target=report, args=(traceback.print_exc,))
     print(tried(child.start), tried(child.join), child.exitcode)
     print([tried(lambda: os.kill(pid, 0)) for pid in (Mine(), "x", 1.5, 2**22 - 3)])
-    print(faulthandler.is_enabled(), faulthandler.disable(), faulthandler.enable(), faulthandler.is_enabled())
-    print(faulthandler.disable(), faulthandler.is_enabled())
+    for one in ("is_enabled", "disable", "enable", "is_enabled", "disable", "is_enabled"):
+        print(getattr(faulthandler, one)())
 """
 ALARM = """
 signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(TimeoutError("of the program")))
 words = sys.modules["raydebug.worker.last_words"]
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-os.kill(os.getpid(), signal.SIGTERM)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}), os.kill(os.getpid(), signal.SIGTERM)
 print(signal.sigwait({signal.SIGTERM}), flush=True)
 words._connection[1].acquire()
 signal.setitimer(signal.ITIMER_REAL, 0.05)

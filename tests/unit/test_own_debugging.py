@@ -72,10 +72,8 @@ print("went on")
 STDIN_DEBUGGERS = """\
 import code, io, pdb, sys
 class Ipdb(pdb.Pdb):  # as IPython's and torch's
-    def set_trace(self, frame=None):
-        super().set_trace(frame or sys._getframe().f_back)
-pdb.set_trace()
-pdb.Pdb().set_trace()
+    def set_trace(self, frame=None): super().set_trace(frame or sys._getframe().f_back)
+pdb.set_trace(); pdb.Pdb().set_trace()
 Ipdb().set_trace()
 code.interact(local=locals())
 own = io.StringIO()
@@ -89,7 +87,7 @@ print("went on", "'__main__'" in own.getvalue())
 async def test_debuggers_that_read_an_empty_stdin(gateway):
     """pdb, its subclasses and consoles pause; a pdb that has commands to read reads them."""
     program = gateway.start(STDIN_DEBUGGERS)
-    assert [(await go_on(gateway))["line"] for _ in range(4)] == [5, 6, 7, 8]
+    assert [(await go_on(gateway))["line"] for _ in range(4)] == [4, 4, 5, 6]
     out, err = said(program)
     assert (out.endswith("went on True\n"), "Traceback" in err) == (True, False), out + err
 

@@ -35,10 +35,7 @@ def stacks(
         typer.Option("--native", help="Add C frames, read by py-spy on the nodes; each process is stopped for 0.1 s."),
     ] = False,
     whole: Annotated[bool, typer.Option("--all", help="Show whole stacks, of all threads.")] = False,
-    of: Annotated[
-        str | None,
-        typer.Option("--locals", metavar="PID[@IP]", help="Show one process, with the locals of its frames."),
-    ] = None,
+    of: Annotated[str | None, typer.Option("--locals", metavar="PID[@IP]", help="One process with its locals.")] = None,
     saved: Annotated[
         Path | None, typer.Option("--from", help="Read the output of --json from a file instead.", exists=True)
     ] = None,
@@ -62,8 +59,7 @@ def stacks(
         process = take_locals(load_cluster(name), job, of)
         if as_json:
             render.out_json({"version": 1, "process": process})
-            return
-        for line in chain(whole_lines([process]), silent_lines([process])):
+        for line in () if as_json else chain(whole_lines([process]), silent_lines([process])):
             render.out(render.visible(line))
         return
     if job is not None and saved is not None:

@@ -203,11 +203,7 @@ Row = TypeVar("Row")
 
 
 def one_of_pid(pid: str, rows: Sequence[tuple[Mapping[str, Any], Row]]) -> Row:
-    """Return the row of the process that PID or PID@IP names.
-
-    Raises:
-        UsageError: there is none, or several nodes have one.
-    """
+    """Return the row of the process that PID or PID@IP names; a UsageError if there is none, or more than one."""
     number, _, ip = pid.partition("@")
     found = [(about, row) for about, row in rows if str(about["pid"]) == number and ip in ("", about["ip"])]
     if len(found) > 1:

@@ -54,7 +54,10 @@ def summarise(value: Any, key: str) -> str:
         size = int(numbers.numel() if hasattr(numbers, "numel") else numbers.size)
         if 0 < size <= COMPARED_ELEMENTS:
             kept = sys.__dict__.setdefault("_raydebug_packed", {})
-            kept[key] = base64.b64encode(array.array("d", _reals(numbers)).tobytes()).decode("ascii")
+            flat = numbers.reshape(-1).tolist()
+            if isinstance(flat[0], complex):
+                flat = [part for item in flat for part in (item.real, item.imag)]
+            kept[key] = base64.b64encode(array.array("d", flat).tobytes()).decode("ascii")
             found["packed"] = len(kept[key])
     except Exception as error:  # noqa: BLE001 - the facts so far can still be compared
         found["note"] = "values not compared: " + type(error).__name__ + ": " + str(error)
@@ -165,12 +168,6 @@ def _spread(out: Facts, moments: Any, sample: int) -> None:
         out.update(min=low, max=high, mean=mean, norm=math.sqrt(square + count * mean * mean))
         if count > sample:
             out["std"] = math.sqrt(square / (count - sample))
-
-
-def _reals(numbers: Any) -> list[float]:
-    """Return the elements as floats; of complex ones the real part, then the imaginary part."""
-    flat = numbers.reshape(-1).tolist()
-    return [part for item in flat for part in (item.real, item.imag)] if flat and isinstance(flat[0], complex) else flat
 
 
 def _hash(numbers: Any) -> str | None:

@@ -162,7 +162,8 @@ class HttpApi:
                     pauses = sorted(board.listed(), key=lambda pause: int(pause.id))  # as they began
                     return 200, {"version": 1, "pauses": [board.describe(pause) for pause in pauses]}
                 case ("GET", "processes"):
-                    return 200, await self._processes()
+                    channels, ids = await self._control.described(DESCRIBED_FOR_S), self._pauses()
+                    return 200, _in_pieces(channels, lambda it: {**it.describe(), "pauses": ids.get(it.instance, [])})
                 case ("POST", "processes", name) if name in QUESTIONS and not QUESTIONS[name].only_gateway:
                     return 200, await self._ask(QUESTIONS[name], _document(sent))
                 case ("POST", "processes", name):
@@ -201,11 +202,6 @@ class HttpApi:
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             return 400, _refusal("http.malformed", f"{type(error).__name__}: {error}")
         return 404, _refusal("http.not-found", f"there are {PATHS}")
-
-    async def _processes(self) -> AsyncIterator[bytes]:
-        channels = await self._control.described(DESCRIBED_FOR_S)
-        pauses = self._pauses()
-        return _in_pieces(channels, lambda one: {**one.describe(), "pauses": pauses.get(one.instance, [])})
 
     async def _ask(self, question: Question[Any, Any], document: dict[str, Any]) -> AsyncIterator[bytes]:
         wanted, timeout_s = _choice(document)

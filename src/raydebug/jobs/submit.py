@@ -69,7 +69,7 @@ def job_variables(job: Job, submission_id: str, *, node_gpus: int = 0) -> dict[s
         node_gpus: logical GPUs of each node; 0 if unknown.
     """
     environment = {
-        variables.DRIVER_WINS: "1",
+        "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",  # Ray's own: values of ray.init(runtime_env=...) win, as without a job
         **_given(job.command),
         **job.variables,
         variables.JOB: submission_id,

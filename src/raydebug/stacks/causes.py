@@ -82,8 +82,8 @@ def describe(node: Node, graph: Graph, *, moved: bool, others: Sequence[ListedSt
     if is_idle_thread(node.thread):
         return Cause("unknown", f"{wait.who} is idle{words}", show_locals(process))
     if wait.kind in ("unknown", COLLECTIVE):
-        is_watched = wait.kind == "unknown" and node.thread is active_thread(process)  # the thread that would pause
-        following = attach(process) if is_watched else show_locals(process)
+        would_pause = wait.kind == "unknown" and node.thread is active_thread(process)
+        following = (attach if would_pause else show_locals)(process)
         return Cause("unknown", f"{wait.who} is at {at}; it is in no known wait{age}{words}", following)
     # Sure is what names the other side; who holds a lock was looked for, or the chain would go on.
     is_seen = PEERS.get(wait.kind, "") in ("", *node.thread)

@@ -90,11 +90,7 @@ def take(
 
 
 def take_locals(cluster: Cluster, job: str | None, pid: str) -> ListedStacks:
-    """Return the stacks of one process with the locals of its frames.
-
-    Raises:
-        RaydebugError: as in `take`; there is no process of this id, or several nodes have one.
-    """
+    """Return the stacks of one process with the locals of its frames; errors are those of `take` and `one_of_pid`."""
     processes = fetch_stacks(cluster, job=job, timeout_s=FIRST_S)
     process = one_of_pid(pid, [(process, process) for process in processes])
     only = [process["instance"]]

@@ -153,9 +153,8 @@ class _Walk:
             self._push(task, "task")
         self._drain()
         for ident in sys._current_frames().keys() - {threading.get_ident()}:
-            for depth in itertools.count():  # the outer ones first, each for itself: their names stay for longer
-                if not self._push_locals(ident, depth):
-                    break
+            depths = itertools.takewhile(functools.partial(self._push_locals, ident), itertools.count())
+            for _ in depths:  # the outer ones first, each for itself: their names stay the same for longer
                 self._drain()
         for is_container, generation in ((False, None), (True, 2), (True, 1), (True, 0)):  # what is young may go soon
             unseen = self._unseen(is_container, generation)

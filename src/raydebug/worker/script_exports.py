@@ -45,21 +45,17 @@ def share_exports() -> None:
         given = config.setdefault("runtime_env", {}).setdefault("env_vars", {})
         given.update(exported)
         if len(json.dumps(config)) > ARGUMENT_BYTES:
-            _pack(given, exported)
+            for name in exported:
+                del given[name]
+            given[variables.EXPORTS] = base64.b64encode(zlib.compress(json.dumps(exported).encode())).decode()
+            if len(json.dumps(given)) > ARGUMENT_BYTES:
+                raise ValueError(f"{len(exported)} variables are too long for the argument that starts a worker")
         if (shared := json.dumps(config)) == os.environ[JOB_CONFIG]:
             return  # the parent of this process, a driver too, has done it
         os.environ[JOB_CONFIG] = shared
         worker.log(f"workers get what the script exports: {', '.join(sorted(exported))}")
     except Exception as error:  # noqa: BLE001 - the job runs, with the variables of the cluster
         worker.log(f"workers do not get what the script exports: {type(error).__name__}: {error}")
-
-
-def _pack(given: dict[str, str], exported: Mapping[str, str]) -> None:
-    for name in exported:
-        del given[name]
-    given[variables.EXPORTS] = base64.b64encode(zlib.compress(json.dumps(exported).encode())).decode()
-    if len(json.dumps(given)) > ARGUMENT_BYTES:
-        raise ValueError(f"{len(exported)} variables are too long for the argument that starts a worker")
 
 
 def unpack(given: Mapping[str, str]) -> dict[str, str]:

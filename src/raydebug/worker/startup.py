@@ -116,14 +116,9 @@ def _at_exit() -> None:
         session.end()
 
 
-_has_begun = False
-
-
 def _apply_when_it_begins(event: str, _arguments: Any) -> None:
     """Apply the profile when the program begins: by then all of site's files are read, and packages may be imported."""
-    global _has_begun  # an audit hook stays
-    if not _has_begun and event in ("cpython.run_module", "cpython.run_file"):  # CPython 3.11 to 3.13 Modules/main.c
-        _has_begun = True
+    if event in ("cpython.run_module", "cpython.run_file"):  # once: CPython 3.11 to 3.13 Modules/main.c
         _apply_profile()
 
 
