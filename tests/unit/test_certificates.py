@@ -36,17 +36,9 @@ def evidence(**facts: Any) -> Evidence:
         if name in facts and name not in ("node", "actor")
     }
     ended = {
-        "number": 1,
-        "at": 1.0,
-        "pid": 4242,
-        "ip": "10.0.0.7",
-        "actor": "WorkerDict",
-        "rank": 3,
-        "birth": BIRTH,
-        "words": {},
-        "fault": "",
-        "kill": {},
-    }
+        "number": 1, "at": 1.0, "pid": 4242, "ip": "10.0.0.7", "actor": "WorkerDict", "rank": 3, "birth": BIRTH,
+        "words": {}, "fault": "", "kill": {},
+    }  # fmt: skip
     row = facts.pop("row", {})
     return Evidence({**ended, "node": QUIET, **facts}, node=row, **rows)  # type: ignore[typeddict-item]
 

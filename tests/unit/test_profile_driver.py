@@ -61,6 +61,15 @@ def test_a_profile_is_applied_when_the_program_begins(tmp_path: Path) -> None:
     assert "data.train_batch_size=8" in arguments(done)
 
 
+def test_rays_own_programs_are_not_armed(tmp_path: Path) -> None:
+    """Uncaught errors of Ray's commands and daemons are Ray's; a user's program may have their words as arguments."""
+    for program, is_armed in (("bin/ray", False), ("ray/_private/log_monitor.py", False), ("bin/raytrain", True)):
+        (tmp_path / program).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / program).write_text("import sys\nprint(sys.excepthook is not sys.__excepthook__)\n")
+        argv = ("python", "-u", str(tmp_path / program), "/x/ray/dashboard/dashboard.py")
+        assert drive(*argv, folder=tmp_path).stdout == f"{is_armed}\n"
+
+
 def test_what_changed_is_a_file(tmp_path: Path) -> None:
     """The driver of a job writes what it changed as JSON beside Ray's logs, a second training of the job too."""
     make_fork(tmp_path, version="0.9.1")

@@ -176,7 +176,7 @@ def _end_driver(failure: Exception) -> None:
     os._exit(EXIT_USAGE)
 
 
-_RAYS_OWN = ("/ray/dashboard/", "/ray/_private/", "/ray/autoscaler/", "/ray/scripts/")
+_RAYS_OWN = ("/ray/dashboard/", "/ray/_private/", "/ray/autoscaler/", "ray.scripts.")
 
 
 def install() -> None:
