@@ -152,9 +152,7 @@ async def test_numbers_of_ends_after_a_restart(monkeypatch: pytest.MonkeyPatch) 
 async def test_a_process_that_is_back() -> None:
     """A process that connects again has not ended; who has seen all ends is told."""
     known = Ended(lambda _: [])
-    unborn = channel_of("unborn", 911)  # it ended before it was introduced: of it nothing is known
-    unborn.birth = {}
-    known.note(unborn)
+    known.note(SimpleNamespace(**{**vars(channel_of("unborn", 911)), "birth": {}}))  # it ended before its introduction
     for instance in ("it", "another"):
         known.note(channel_of(instance, 4242))
     while len(known.of_job("run-1")) < 2:

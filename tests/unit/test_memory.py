@@ -38,6 +38,7 @@ from raydebug.worker import census, gpu_history, memory_in_use, process_memory, 
 
 GIB = 2**30
 LONG = os.environ.get("RAYDEBUG_TEST_LONG") == "1"
+KEPT: list[Any] = []
 
 
 # Who holds what
@@ -115,9 +116,6 @@ def test_holders_of_large_objects(tmp_path: Path) -> None:
         "job.py errors[*] fail() batch bytes 5", "job.py files[*] bytes 2", "job.py last.data bytes 1",
         "job.py last.before.data bytes 4",
     }  # fmt: skip
-
-
-KEPT: list[Any] = []
 
 
 def test_what_is_dropped_in_a_rest_of_a_census(monkeypatch: pytest.MonkeyPatch) -> None:

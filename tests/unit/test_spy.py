@@ -12,13 +12,7 @@ import pytest
 
 from raydebug.stacks.spy import explain, read_process
 
-HOLDS = """import ctypes
-def hold():
-    seconds = 20
-    ctypes.PyDLL(None).sleep(seconds)
-print('ready', flush=True)
-hold()
-"""
+HOLDS = "import ctypes\ndef hold():\n    s = 20\n    ctypes.PyDLL(None).sleep(s)\nprint('ready', flush=True)\nhold()\n"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +52,7 @@ def test_process_that_holds_the_gil(tmp_path: Path, native: bool) -> None:
     assert first["gil"]
     assert names[-2:] == ["hold", "<module>"]
     assert (len(names) > 2) == native, names
-    assert next(one["locals"] for one in first["frames"] if one["function"] == "hold") == ["seconds = 20"]
+    assert next(one["locals"] for one in first["frames"] if one["function"] == "hold") == ["s = 20"]
 
 
 def test_no_such_process() -> None:

@@ -150,9 +150,8 @@ def test_stacks_name_lines_and_functions(hang) -> None:
 
 LOCALS = """
 import queue
-class Batch: pass
 def consume(password="hunter2-and-more"):
-    rows, names, lr, batch = [1, 2, 3], "a\\nb", 1e-6, Batch()
+    rows, names, lr, batch = [1, 2, 3], "a\\nb", 1e-6, object()
     queue.Queue().get()
 ready()
 consume()
@@ -166,7 +165,7 @@ def test_locals_of_a_process_that_waits(hang, gateway: GatewayUnderTest) -> None
     lines = [*whole_lines([take_locals(gateway, None, str(process["pid"]))])]
     at = next(number for number, line in enumerate(lines) if "consume" in line)
     assert [line.strip() for line in lines[at + 1 : at + 6]] == [
-        "password = (a secret)", "rows = list, 3 items", r"names = 'a\nb'", "lr = 1e-06", "batch = __main__.Batch",
+        "password = (a secret)", "rows = list, 3 items", r"names = 'a\nb'", "lr = 1e-06", "batch = object",
     ]  # fmt: skip
 
 
