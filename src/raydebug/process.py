@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from raydebug.errors import Exit, RaydebugError
 from raydebug.protocol.secrets import without_secret_arguments
@@ -25,6 +26,12 @@ OF_GITS_USER = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
 def too_old(said: str) -> str:
     """Return that a Python is too old for SAFE_PATH, where it has printed so; else nothing. Pure."""
     return "its Python is older than 3.11" if f"nknown option: {SAFE_PATH}" in said else ""
+
+
+def answer_in(printed: str) -> Any:
+    """Return what a Python that runs our code has answered: the last line that is JSON; a site may print behind it."""
+    *_, answer = (line for line in printed.splitlines() if line.startswith(("{", "[")))
+    return json.loads(answer)
 
 
 def _shown(argv: Sequence[str]) -> str:

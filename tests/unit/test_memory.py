@@ -411,7 +411,7 @@ def test_a_process_asked_by_its_id(tmp_path: Path) -> None:
         (process,) = look_at(gateway, "j", pid=str(program.pid), census=True).processes
         assert (process["state"], process["answer"]["pss"] > 0) == ("answered", True)
         assert look_at(gateway, "another job").processes == []
-        with pytest.raises(RaydebugError, match="no process of a job has the id 1"):
+        with pytest.raises(RaydebugError, match="no processes have the id 1"):
             look_at(gateway, "j", pid="1")
 
 

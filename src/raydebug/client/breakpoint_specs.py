@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from raydebug.errors import RaydebugError, UsageError
+from raydebug.process import answer_in
 from raydebug.protocol.ranks import parse_ranks
 from raydebug.protocol.records import BreakpointSpec, Policy
 
@@ -47,7 +47,7 @@ def resolve_breaks(
     specs = [read_break(text) for text in texts]
     resolver = "raydebug.worker.breakpoints.resolve"
     answer = runner.run_python(["-m", resolver, os.pathsep.join(search), *(where for where, _ in specs)], working_dir)
-    breaks: list[Any] = json.loads(answer.strip().splitlines()[-1])
+    breaks: list[Any] = answer_in(answer)
     for spec in breaks:
         if "cause" in spec:
             raise UsageError(

@@ -206,16 +206,12 @@ def one_of_pid(pid: str, rows: Sequence[tuple[Mapping[str, Any], Row]]) -> Row:
     """Return the row of the process that PID or PID@IP names; a UsageError if there is none, or more than one."""
     number, _, ip = pid.partition("@")
     found = [(about, row) for about, row in rows if str(about["pid"]) == number and ip in ("", about["ip"])]
-    if len(found) > 1:
+    if len(found) != 1:
         which = [f"{number}@{about['ip']} ({name_process(about)})" for about, _ in found]
         raise UsageError(
-            f"{len(found)} processes have the id {pid}", cause=", ".join(which),
-            fix=f"name one: {which[0].split()[0]}", code="process.ambiguous",
-        )  # fmt: skip
-    if not found:
-        raise UsageError(
-            f"no process of a job has the id {pid}", cause="it has ended, or it is not a process of a job",
-            fix="see `raydebug ps --processes`", code="process.none",
+            f"{len(found) or 'no'} processes have the id {pid}", code="process.id",
+            cause=", ".join(which) or "it has ended, or it is not a process of a job",
+            fix=f"name one: {which[0].split()[0]}" if which else "see `raydebug ps --processes`",
         )  # fmt: skip
     return found[0][1]
 

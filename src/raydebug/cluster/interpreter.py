@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import shutil
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 import raydebug
 from raydebug import process
 from raydebug.errors import RaydebugError, UsageError
-from raydebug.process import SAFE_PATH
+from raydebug.process import SAFE_PATH, answer_in
 from raydebug.settings.flavours import flavour_of
 
 # Run by the cluster's own interpreter: what is installed there, without importing it.
@@ -67,7 +66,7 @@ def installed_in(python: str) -> dict[str, Any]:
         [python, SAFE_PATH, "-c", PROBE], timeout_s=30, fix="name a working interpreter with --python"
     )
     try:
-        found: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
+        found: dict[str, Any] = answer_in(printed)
     except (ValueError, IndexError) as error:
         raise UsageError(
             f"{python} is no Python",

@@ -68,8 +68,7 @@ class DeathWatch:
         pace = Pace(self._cluster, POLL_S)
         while True:
             new, before = await asyncio.to_thread(self.take, dashboard), self.unsaid
-            # What is back before it was said is in both.
-            waiting = [one for one in (*before, *new) if not (one in before and one in new)]
+            waiting = [one for one in (*before, *new) if not (one in before and one in new)]  # it was back at once
             found = [one for one in waiting if one.kind == BACK or one.at < time.time() - SAID_AFTER_S]
             self.unsaid = [one for one in waiting if one not in found]
             if found:

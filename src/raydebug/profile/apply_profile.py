@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from raydebug import render
 from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.process import answer_in
 from raydebug.profile.load import Profile, load_profile
 from raydebug.profile.overlay import Overlay, overlay_profile
 from raydebug.profile.rollouts import Rollouts
@@ -233,7 +234,7 @@ def _answer(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def _ask(runner: Runner, folder: Path, request: Mapping[str, Any]) -> dict[str, Any]:
     """Apply a profile in the Python of a runner, by `main`, and return the document."""
     printed = runner.run_python(["-m", "raydebug.profile.apply_profile", json.dumps(request)], folder)
-    answer: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
+    answer: dict[str, Any] = answer_in(printed)
     if "error" in answer:
         raise RaydebugError.of_json(answer, Exit(answer["exit_code"]))
     return answer

@@ -15,6 +15,7 @@ from raydebug.cluster.dashboard import MOST_TASKS
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.runner import run_on_each
 from raydebug.errors import RaydebugError, UsageError
+from raydebug.process import answer_in
 from raydebug.protocol.messages import SILENT
 from raydebug.protocol.questions import STACKS, StacksBody
 from raydebug.stacks.training_words import fetch_words
@@ -138,7 +139,7 @@ def _ask_nodes(cluster: Cluster, by_node: Mapping[str, Iterable[int]], **what: b
         try:
             if isinstance(printed, RaydebugError):
                 raise printed
-            found[ip] = json.loads(printed.strip().splitlines()[-1])
+            found[ip] = answer_in(printed)
         except (RaydebugError, ValueError, IndexError) as error:
             cause = error.cause if isinstance(error, RaydebugError) else f"py-spy's answer on {ip} cannot be read"
             found[ip] = {str(pid): {"cause": cause, "fix": "see `raydebug ps`"} for pid in by_node[ip]}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import statistics
 import time
 from collections import Counter, deque
@@ -20,6 +19,7 @@ from raydebug.client.gateway_client import ask_processes, fetch_stacks
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import RaydebugError
+from raydebug.process import answer_in
 from raydebug.protocol.messages import ANSWERED
 from raydebug.protocol.questions import COLLECTIVE_TIMES, TRAINING, CollectiveTimes, Nothing, TimesBody
 from raydebug.stacks.groups import place
@@ -199,7 +199,7 @@ def _slowed_gpus(cluster: Cluster, answer: Answer) -> list[dict[str, Any]]:
         if (runner := kind_of(cluster).runner_at(process["ip"])) is None:
             return []
         printed = runner.run_python(["-m", "raydebug.cluster.gpus"], folder, timeout_s=GPUS_S)
-        found: list[dict[str, Any]] = json.loads(printed.strip().splitlines()[-1])
+        found: list[dict[str, Any]] = answer_in(printed)
     except (RaydebugError, ValueError, IndexError):
         return []
     slowed = [{**one, "index": index} for index, one in enumerate(found) if one["slowed_by"]]

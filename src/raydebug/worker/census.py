@@ -5,8 +5,7 @@ threads, and last what only C code holds. The walk uses gc.get_referents, so it 
 from gc.get_objects() too (vLLM's server freezes its heap: vllm 0.28.0 utils/gc_utils.py). It runs no code of the
 user's classes: only exact built-in types are opened, other objects by their referents and their plain `__dict__`.
 It runs in a thread of its own, which rests often: other threads would wait up to 5 ms for the GIL each time. Over a
-rest it holds what is to be opened by weak references, and frames not at all: what the program drops meanwhile ends at
-once, in the program's own thread. Lists and dicts, which have no weak references, are opened before what they hold.
+rest it holds objects by weak references: what the program drops ends at once. Lists and dicts are opened before that.
 """
 
 from __future__ import annotations

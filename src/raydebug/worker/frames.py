@@ -74,7 +74,6 @@ def start_thread(target: Callable[..., object], name: str, *arguments: object) -
     """Run a function in a thread of ours: the debugger neither traces nor lists it, and it takes no signals."""
     thread = threading.Thread(target=target, name=name, args=arguments, daemon=True)
     thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
-    # A signal that the program blocks in its own threads, to wait for it, would end the process in this one.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - FAULTS)
     try:
         thread.start()  # with the mask of who starts it
