@@ -96,6 +96,26 @@ def test_debug_over_the_published_script(tmp_path: Path) -> None:
     assert now.arguments[:4] == ["--ref.num_nodes", "1", "--ref.num_gpus_per_node", "8"]
 
 
+@pytest.mark.parametrize(
+    ("version", "arguments", "name"),
+    [
+        ("0.11", ["--rollout_batch_size", "1024", "--micro_train_batch_size", "8", "--generate_max_len", "9"], "0.9.0"),
+        ("0.8.0", ["--rollout.batch_size", "8", "--train.batch_size", "8"], "0.11.0"),
+    ],
+)
+def test_a_version_that_the_command_contradicts(tmp_path: Path, version: str, arguments: list[str], name: str) -> None:
+    """It is refused, with an option that shows it, and the release that has the command's options is named."""
+    with pytest.raises(RaydebugError, match=f"is not for openrlhf {version}") as failure:
+        debug(tmp_path, *arguments, version=version)
+    assert f"--verl {name} ..." in failure.value.fix
+
+
+def test_an_option_whose_variable_is_empty(tmp_path: Path) -> None:
+    """A number that is missing is said to be missing."""
+    with pytest.raises(RaydebugError, match=r"n_samples_per_prompt has no value"):
+        debug(tmp_path, "--rollout.n_samples_per_prompt", "--rollout.batch_size", "8")
+
+
 @pytest.mark.parametrize("version", PUBLISHED)
 def test_debug_in_every_release(tmp_path: Path, version: str) -> None:
     """The profile writes options that the release has; switches have no value, and are removed to turn them off."""

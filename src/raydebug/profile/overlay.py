@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.profile.load import Profile, SettingRule
 from raydebug.protocol import variables
+from raydebug.trainers.argparse_trainer import ArgparseTrainer
 from raydebug.trainers.arguments import Arguments
 from raydebug.trainers.keys import Column
 from raydebug.trainers.registry import column_of, columns, is_in, known_versions, nearest_column, own_keys
@@ -59,6 +60,7 @@ def overlay_profile(
     version, column, notes = _choose_column(profile, program, installed)
     command = program.trainer.parse(overrides, launcher)
     _check_spelling(command, program, installed)
+    _check_version(command, program, installed, version, column)
     started = environ.get("WORLD_SIZE", "") if program.launcher_at is None else ""
     settings = Settings(
         program.trainer.name,
@@ -144,6 +146,26 @@ def _check_spelling(command: Arguments, program: Program, installed: Installed) 
                 fix=command.spelling(key, nearest),
                 code="profile.typo",
             )
+
+
+def _check_version(command: Arguments, program: Program, installed: Installed, version: str, column: Column) -> None:
+    """Refuse a version that was asked for where the command has options of another: its argparse takes no others."""
+    if installed.values is not None or not isinstance(program.trainer, ArgparseTrainer):
+        return
+    given, own = set(command.set_keys()), {key.path for key in column.values()}
+    of_others = {
+        name: [(key.path, column[word].path) for word, key in other.items() if key.path in given and word in column]
+        for name, other in columns()[program.name].items()
+    }
+    foreign = {name: [pair for pair in pairs if pair[0] not in own] for name, pairs in of_others.items()}
+    name, pairs = max(reversed(foreign.items()), key=lambda it: len(it[1]))
+    if pairs:
+        raise UsageError(
+            f"the command is not for {program.trainer.name} {installed.version}",
+            cause=f"--{pairs[0][0]} is an option of release {name}; that of {version} is --{pairs[0][1]}",
+            fix=f"name the release that the command is for: raydebug run --dry-run --verl {name} ...",
+            code="profile.version",
+        )
 
 
 def _unknown_version(profile: Profile, program: Program, installed: Installed) -> RaydebugError:

@@ -130,8 +130,9 @@ class Settings:
         current = self.number(word)
         key, text = self.column[word], self.text(word) or ""
         if current is None and not key.is_launcher_option and _WORD.fullmatch(text) and not is_number(text):
+            is_empty = text == "true"  # an option of argparse without a value: its variable may be empty
             raise UsageError(
-                f"{key.path}={text} is not a number",
+                f"{key.path} has no value" if is_empty else f"{key.path}={text} is not a number",
                 cause=f"{self.trainer} takes a number there, and so does the profile",
                 fix=f"write {key.path}=N",
                 code="profile.not-a-number",
