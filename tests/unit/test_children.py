@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import py_compile
+from pathlib import Path
 
 import pytest
 
 from gateway_under_test import GatewayUnderTest, open_gateway, visit
 from raydebug.client.gateway_client import fetch_processes, fetch_stacks, save_pause
+from raydebug.worker import import_hooks
 
 LONG = os.environ.get("RAYDEBUG_TEST_LONG") == "1"
 
@@ -282,3 +285,11 @@ def test_a_fork_waits_for_each_of_our_imports(gateway):
         assert save_pause(gateway, pause["id"])
         visit(gateway, lambda pause=pause: look(pause))
     assert program.communicate(timeout=60)[0].split() == []
+
+
+def test_a_hooked_module_without_source(tmp_path: Path) -> None:
+    """A module that is hooked, and there only compiled, is loaded as without the hook."""
+    (tmp_path / "source.py").touch()
+    py_compile.compile(str(tmp_path / "source.py"), str(tmp_path / "m.pyc"))
+    loader = import_hooks._Finder({"m": print}).find_spec("m", [str(tmp_path)]).loader
+    assert type(loader).__name__ == "SourcelessFileLoader"

@@ -370,7 +370,6 @@ def test_exports_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(script_exports.JOB_CONFIG, json.dumps({"runtime_env": {"env_vars": {"N1": "a"}}}))
     for _driver_and_its_child in range(2):
         script_exports.share_exports()
-    shared = os.environ[script_exports.JOB_CONFIG]
-    assert len(shared) < 128 * 1024
-    given = {**json.loads(shared)["runtime_env"]["env_vars"], "N2": "ray.init"}
+    assert len(os.environ[script_exports.JOB_CONFIG]) < 128 * 1024
+    given = {**json.loads(os.environ[script_exports.JOB_CONFIG])["runtime_env"]["env_vars"], "N2": "ray.init"}
     assert script_exports.unpack(given) == {**now, "N2": "ray.init", "RAYDEBUG_EXPORTS": ""}

@@ -200,17 +200,15 @@ def test_a_users_faulthandler_stays(gateway: GatewayUnderTest, program: str) -> 
 
 SEES_ITSELF = """
 import faulthandler, multiprocessing, os, pickle, signal, sys, threading, time, traceback
-class Mine:
-    def __index__(self): return os.getpid()
+class Mine: __index__ = lambda self: os.getpid()
 def tried(call):
     try: return call()
     except Exception as error: return f"{type(error).__name__}: {error}"
-def report(one): one()
 if __name__ == "__main__":
     named = (os._exit, os.kill, traceback.print_exc, threading.excepthook, sys.excepthook, sys.breakpointhook,
              faulthandler.enable, faulthandler.is_enabled)
     print([b"raydebug" in pickle.dumps(one) or pickle.loads(pickle.dumps(one)) is one for one in named])
-    child = multiprocessing.get_context("spawn").Process(target=report, args=(traceback.print_exc,))
+    child = multiprocessing.get_context("spawn").Process(target=traceback.print_exc)
     print(tried(child.start), tried(child.join), child.exitcode)
     print([tried(lambda: os.kill(pid, 0)) for pid in (Mine(), "x", 1.5, 2**22 - 3)])
     for one in ("is_enabled", "disable", "enable", "is_enabled", "disable", "is_enabled"):
@@ -224,8 +222,7 @@ print(signal.sigwait({signal.SIGTERM}), flush=True)
 words._connection[1].acquire()
 signal.setitimer(signal.ITIMER_REAL, 0.05)
 try: os.kill(os.getpid(), signal.SIGCONT)
-except TimeoutError as error: print(error)
-sys.stdout.flush()
+except TimeoutError as error: print(error, flush=True)
 os._exit(0)
 """
 

@@ -86,17 +86,14 @@ def test_hostile_classes_and_a_frozen_heap(freeze: str, tmp_path: Path) -> None:
 
 
 HOLDERS = """
-import array, io
+import array, io, types
 def fail(number):
     batch = "x" * (1_000_000 + number)
     raise ValueError(number)
-class Node:
-    def __init__(self, before):
-        self.before, self.data = before, "x" * 1_000_000
 errors, last, files = [], None, [array.array("b", bytes(3_000_000)), io.BytesIO()]
 files[1].write(b"x" * 4_000_000)
 for number in range(5):
-    last = Node(last)
+    last = types.SimpleNamespace(before=last, data="x" * 1_000_000)
     try:
         fail(number)
     except ValueError as error:
@@ -113,8 +110,8 @@ def test_holders_of_large_objects(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(HOLDERS)
     done = subprocess.run([sys.executable, tmp_path / "job.py"], capture_output=True, text=True, check=True)
     assert set(done.stdout.splitlines()) == {
-        "job.py errors[*] fail() batch bytes 5", "job.py files[*] bytes 2", "job.py last.data bytes 1",
-        "job.py last.before.data bytes 4",
+        "job.py errors[*] fail() batch bytes 5", "job.py files[*] bytes 2", "job.py last['data'] bytes 1",
+        "job.py last['before']['data'] bytes 4",
     }  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def test_a_profile_is_applied_when_the_program_begins(tmp_path: Path) -> None:
         "import sys\nprint('packages:', *{'yaml', 'raydebug.profile.load'} & {*sys.modules})\n"
         f"sys.path.append({str(tmp_path / 'later')!r})\n"
     )
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
     done = drive(*PPO, "data.train_batch_size=512", folder=tmp_path, PYTHONPATH=path)
     assert done.stdout.startswith("packages:\n")
     assert "data.train_batch_size=8" in arguments(done)

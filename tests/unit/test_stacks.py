@@ -148,13 +148,11 @@ def test_stacks_name_lines_and_functions(hang) -> None:
     assert json.dumps(process)
 
 
-LOCALS = """
-import queue
+LOCALS = """import queue
 def consume(password="hunter2-and-more"):
     rows, names, lr, batch = [1, 2, 3], "a\\nb", 1e-6, object()
     queue.Queue().get()
-ready()
-consume()
+ready(); consume()
 """
 
 

@@ -228,9 +228,9 @@ class _Walk:
             if number % MANY == 0:
                 self._rest()
 
-    def _push_named(self, names: Any, label: str, after: str = "") -> None:
+    def _push_named(self, names: Any, label: str, before: str = "", after: str = "") -> None:
         for name, one in list(names.items()):
-            self._push(one, _longer(label, f"{name}{after}"))
+            self._push(one, _longer(label, f"{before}{name}{after}"))
 
     def _count(self, label: str, kind: str, what: str, size: int) -> None:
         row = self.rows.get((label, kind))
@@ -258,7 +258,7 @@ class _Walk:
             if len(one) > SMALL_DICT or not all(type(key) is str for key in one):
                 self._push_all(gc.get_referents(one), _longer(label, "[*]"))
             else:
-                self._push_named(one, f"{label}['", "']")
+                self._push_named(one, label, "['", "']")
         elif id(kind) in _COLLECTIONS:
             self._count(label, "objects", kind.__name__, kind.__sizeof__(one))
             self._push_all(gc.get_referents(one), _longer(label, "[*]"))
@@ -388,7 +388,7 @@ def _reference(one: Any) -> Callable[[], Any]:
 
 
 def _longer(label: str, part: str) -> str:
-    """Return a longer name; an attribute that repeats is in it once, as the links of a list that grows."""
+    """Return a longer name; a part that repeats is in it once, as the links of a list that grows."""
     return label if label.endswith(part * (3 if part == "[*]" else 1)) else f"{label}{part}"[:MAX_NAME]
 
 

@@ -30,7 +30,7 @@ class _Finder:
         if fullname not in self._hooks:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.origin is not None:
+        if spec is not None and spec.origin is not None and type(spec.loader) is SourceFileLoader:
             spec.loader = _HookedLoader(fullname, spec.origin, self._hooks[fullname])
         return spec
 
