@@ -240,8 +240,7 @@ class Shell(Branches):
                 step()
         self._state.status = status
 
-    def _perhaps(self, text: str, node: Node, place: str) -> None:
-        """Do the body of a loop once, which may be done never, or often."""
+    def _perhaps(self, text: str, node: Node, place: str) -> None:  # never, once, or often
         self._maybe(place, text, f"only if the loop of {place} ends by itself", lambda: self._round(node["Do"]))
 
     def _for(self, node: Node) -> None:

@@ -21,18 +21,11 @@ def launch_notes(argv: list[str], prefix: list[str], program: Program) -> set[st
     """Return what is odd about how a command starts a trainer, behind a prefix of other programs."""
     behind = prefix[prefix.index("env") + 1 :] if "env" in prefix else []
     behind = [word for word in behind if "=" in word or word[:1] == "-"]
+    notes = set[str]()
     if any(word[:1] == "-" and "=" in before for before, word in itertools.pairwise(behind)):
-        return {
-            "an option of `env` stands behind its variables, where it is taken for the program to run",
-            *started_often(argv, program),
-        }
-    return started_often(argv, program)
-
-
-def started_often(argv: list[str], program: Program) -> set[str]:
-    """Return the note for a trainer that starts its workers itself, and is started several times by a launcher."""
+        notes.add("an option of `env` stands behind its variables, where it is taken for the program to run")
     if program.name in _OWN_LAUNCHERS:
-        return set()
+        return notes
     command = argv[: argv.index(program.module)] if program.module in argv else argv
     for at, word in enumerate(command):
         name = "torchrun" if word in ("torch.distributed.run", "torch.distributed.launch") else Path(word).name
@@ -43,8 +36,9 @@ def started_often(argv: list[str], program: Program) -> set[str]:
         if (count and count[1] != "1") or (not count and name in ("accelerate", "deepspeed")):
             times = f"{count[1]} times" if count and count[1].isdigit() else "once for each GPU"
             own = program.module.rpartition(".")[2]
-            return {f"{own} starts its workers itself; {name} starts it {times}: python -m {program.module} ..."}
-    return set()
+            notes.add(f"{own} starts its workers itself; {name} starts it {times}: python -m {program.module} ...")
+            break
+    return notes
 
 
 def starts_in(argv: list[str]) -> Iterator[list[str]]:
