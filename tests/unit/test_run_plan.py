@@ -54,9 +54,13 @@ def test_plan_of_a_training_without_options() -> None:
     assert found.job == Job(PPO, "/workspace", variables=widened({}) | recorder_variables({}))
     assert (found.mode, found.notes) == (
         "breakpoint",
-        [f"watchdogs widened to 24 h (--keep-watchdogs: not): {', '.join(widened({}))}"],
+        [
+            "note: the time limits of torch and vLLM are raised to 24 h, so that a pause ends no job"
+            " (--keep-watchdogs leaves them)"
+        ],
     )
     assert found.watch is not None
+    assert plan(["python", "train.py"]).notes == []
 
 
 def test_plan_of_all_options() -> None:

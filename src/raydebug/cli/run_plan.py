@@ -121,8 +121,9 @@ def plan_run(options: RunOptions, facts: Facts, environ: Mapping[str, str]) -> R
     debugging: dict[str, str] = {}
     if in_force != "off":
         limits = {} if options.keep_watchdogs else widened(environ)
-        if limits:
-            notes.append(f"watchdogs widened to {WIDE_S // 3600} h (--keep-watchdogs: not): {', '.join(limits)}")
+        if limits and facts.reading.trainings:
+            raised = f"the time limits of torch and vLLM are raised to {WIDE_S // 3600} h, so that a pause ends no job"
+            notes.append(f"note: {raised} (--keep-watchdogs leaves them)")
         debugging = limits | recorder_variables(environ)
     if options.gpu_history or options.profile_in_force == "debug":
         tripwires[variables.GPU_HISTORY] = "1"
