@@ -48,16 +48,16 @@ def refusal(command: list[str], there: Cluster | None = None, **given: Any) -> s
     return str(refused.value)
 
 
+RAISED = "the time limits of torch and vLLM are raised to 24 h, so that a pause ends no job"
+
+
 def test_plan_of_a_training_without_options() -> None:
     """A training without a cluster gets the default mode, wide time limits with a note, and a watch by its steps."""
     found = plan(PPO)
     assert found.job == Job(PPO, "/workspace", variables=widened({}) | recorder_variables({}))
     assert (found.mode, found.notes) == (
         "breakpoint",
-        [
-            "note: the time limits of torch and vLLM are raised to 24 h, so that a pause ends no job"
-            " (--keep-watchdogs leaves them)"
-        ],
+        [f"note: {RAISED} (--keep-watchdogs leaves them)"],
     )
     assert found.watch is not None
     assert plan(["python", "train.py"]).notes == []
