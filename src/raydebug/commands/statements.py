@@ -426,7 +426,6 @@ class Shell(Branches):
                     state.put(name, variable)
 
     def _value_of(self, node: Node, flags: set[str]) -> Action:
-        """Expand what an assignment assigns, and return what assigns it."""
         expand, name, appends = self._expand, node["Name"]["Value"], bool(node.get("Append"))
         if node.get("Array"):
             variable = self._state.get(name)
@@ -439,11 +438,13 @@ class Shell(Branches):
         return lambda: expand.assign(name, key, text, notes, appends=appends)
 
     def _elements(self, nodes: Sequence[Node], before: Variable, *, keyed: bool, appends: bool) -> dict[int | str, str]:
-        """Return the elements of `(...)`, by number or key."""
         elements: dict[int | str, str] = dict(before.elements) if appends else {}
         number = max((int(key) for key in elements if isinstance(key, int)), default=-1) + 1
         for node in nodes:
-            if node.get("Index") is None:
+            has_index = node.get("Index") is not None
+            if keyed is not has_index and (keyed or not (literal(node["Index"]) or "").isdigit()):
+                self._expand.notes.add(Note("keys of an array of this form are not followed"))
+            if not has_index:
                 values = self._expand.fields(node["Value"])
                 elements |= dict(enumerate(values, number))
                 number += len(values)
@@ -474,8 +475,9 @@ class Shell(Branches):
                     continue
                 setter = lambda name=name, text=text, notes=notes: self._expand.assign(name, None, text, notes)  # noqa: E731
                 assigned.append((name, setter if sign else lambda: None))
-        if on & set("fFp"):
+        if on & set("fFp") or (kind == "local" and not self._frames):
             self._write(None)
+            state.status = None
             return
         if kind == "export":
             on, off = (set[str](), {"x"}) if "n" in on else ({"x"}, off)
