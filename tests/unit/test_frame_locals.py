@@ -50,7 +50,8 @@ def ask_a_sleeping_loop(thread: threading.Thread) -> None:
 
 each_look = pytest.mark.parametrize(
     "ask",
-    [ask_for_locals, ask_a_sleeping_loop, lambda _: census.take(), lambda _: training.words({}),
+    [ask_for_locals, ask_a_sleeping_loop, pytest.param(lambda _: census.take(), marks=pytest.mark.slow),
+     lambda _: training.words({}),
      lambda thread: spans.step_of(look_at(thread)), lambda _: (stacks.collect(), training.words({}))],
     ids=["locals", "stacks", "census", "training", "step", "age"],
 )  # fmt: skip

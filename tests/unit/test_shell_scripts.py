@@ -23,7 +23,7 @@ def names_of(kind: str) -> list[str]:
     return list(CASES) if kind == "cases" else [f"fuzz-{seed}" for seed in range(RANDOM)]
 
 
-@pytest.mark.parametrize("kind", ["cases", "random"])
+@pytest.mark.parametrize("kind", ["cases", pytest.param("random", marks=pytest.mark.slow)])
 @pytest.mark.timeout(300)
 def test_each_script_is_read_as_bash_runs_it(kind: str, tmp_path: Path) -> None:
     """No training differs from the one that bash starts without a note that says so, and most scripts need none."""

@@ -11,7 +11,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Json, Name
-from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol import records
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.training import TrainingWords
@@ -56,11 +56,7 @@ def stacks(
     from raydebug.stacks.verdict import as_document
 
     if of is not None:
-        process = take_locals(load_cluster(name), job, of)
-        if as_json:
-            render.out_json({"version": 1, "process": process})
-        for line in () if as_json else chain(whole_lines([process]), silent_lines([process])):
-            render.out(render.visible(line))
+        _show_one(take_locals(load_cluster(name), job, of), as_json=as_json)
         return
     if job is not None and saved is not None:
         raise UsageError(
@@ -81,13 +77,28 @@ def stacks(
     if as_json:
         render.out_json(document)
         return
+    if not processes and job is not None:
+        raise RaydebugError(
+            f"no process of job '{job}' runs", cause="the job has ended, or is not one of this cluster",
+            fix="see `raydebug job list`; of a job that has ended: raydebug diagnose", code="stacks.no-process",
+        )  # fmt: skip
     if not processes:
-        render.say("no process of a job runs" if job is None else f"no process of job '{job}' runs")
-        raise typer.Exit(Exit.OK if job is None else Exit.FAILED)
+        render.say("no process of a job runs")
+        return
     lines = whole_lines(processes) if whole else group_lines(document["groups"], processes)
     for line in chain(lines, left_out_lines(processes), silent_lines(processes)):
         render.out(render.visible(line))
     _show_verdicts(document["verdicts"])
+
+
+def _show_one(process: ListedStacks, *, as_json: bool) -> None:
+    from raydebug.stacks.show import silent_lines, whole_lines
+
+    if as_json:
+        render.out_json({"version": 1, "process": process})
+        return
+    for line in chain(whole_lines([process]), silent_lines([process])):
+        render.out(render.visible(line))
 
 
 def _show_verdicts(verdicts: Sequence[Mapping[str, Any]]) -> None:
