@@ -88,7 +88,8 @@ def test_record_of_a_profile(cluster: Cluster, tmp_path: Path) -> None:
     """The record of a run has the profile's changes as its driver wrote them, independent of the command's output."""
     make_fork(tmp_path, version="0.9.1")
     # How many GPUs it asks for is not known before it runs: the cluster has none, and `run` would refuse it.
-    training = "python -m verl.trainer.main_ppo data.train_batch_size=512 trainer.n_gpus_per_node=$(python -c 'print(8)')"
+    gpus = "$(python -c 'print(8)')"
+    training = f"python -m verl.trainer.main_ppo data.train_batch_size=512 trainer.n_gpus_per_node={gpus}"
     script = f'echo "  a: b -> c (d)"; {training} | tail -1\n'
     (tmp_path / "run.sh").write_text(script)
     argv = [str(RAYDEBUG), "run", "--name", cluster.name, "--profile", "debug", "--", "bash", "run.sh"]
