@@ -9,6 +9,7 @@ import pytest
 from runs import JOBS, raydebug, wait_for
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_break_add_list_rm(cluster, run):
     """A running job stops at a new breakpoint, in the given rank and from the given step on; then it resumes."""

@@ -78,6 +78,7 @@ def own_jobs(head: ForeignRay, name: str) -> list[str]:
     return [str(job["submission_id"]) for job in Dashboard(cluster).own_jobs("")]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not has_token_mode(version("ray")), reason="this Ray has no token")
 @pytest.mark.timeout(240)
 def test_a_cluster_with_token(with_token, tmp_path):
