@@ -71,6 +71,8 @@ stderr cannot take is dropped.
 to its end. Ctrl-C asks whether to stop the job. SIGTERM and SIGHUP leave it running, but for a cluster that `run` has
 started for it; the code is 128 plus the signal. The run is recorded as `interrupted`, until the job is followed again.
 
+{command_table()}
+
 {chr(10).join(sections)}"""
 
 
@@ -111,8 +113,8 @@ def _cell(text: str) -> str:
 
 
 def command_table() -> str:
-    """Return README's table of commands."""
-    rows = [f"| `{name}` | {_cell(_text(command).partition(chr(10) * 2)[0])} |" for name, command in commands().items()]
+    """Return the table of commands."""
+    rows = [f"| [`{name}`](#{name.replace(' ', '-')}) | {_cell(_text(command).partition(chr(10) * 2)[0])} |" for name, command in commands().items()]
     return "\n".join(["| command | what it does |", "|---|---|", *rows])
 
 
@@ -220,8 +222,8 @@ def profiles_page(text: str) -> str:
 
 
 def readme(text: str) -> str:
-    """Return README's text with the tables between its markers regenerated."""
-    return _filled(text, {"commands": command_table(), "figures": figure_table()})
+    """Return README's text with the table between its markers regenerated."""
+    return _filled(text, {"figures": figure_table()})
 
 
 def code_table() -> str:

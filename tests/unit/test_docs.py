@@ -114,12 +114,6 @@ def test_every_kind_of_verdict_is_explained():
     assert sorted(explained) == sorted(KINDS.keys() - {COLLECTIVE})
 
 
-def test_every_verb_is_in_readme(generate):
-    """README's table contains every verb."""
-    table = _text(ROOT / "README.md").partition("<!-- commands: made by")[2].partition("<!-- commands: end")[0]
-    assert [name for name in generate.commands() if f"| `{name}` |" not in table] == []
-
-
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_links_lead_somewhere(page):
     """Every link to a file of the repository has an existing target."""
