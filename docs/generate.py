@@ -114,7 +114,10 @@ def _cell(text: str) -> str:
 
 def command_table() -> str:
     """Return the table of commands."""
-    rows = [f"| [`{name}`](#{name.replace(' ', '-')}) | {_cell(_text(command).partition(chr(10) * 2)[0])} |" for name, command in commands().items()]
+    rows = []
+    for name, command in commands().items():
+        link = f"[`{name}`](#{name.replace(' ', '-')})"
+        rows.append(f"| {link} | {_cell(_text(command).partition(chr(10) * 2)[0])} |")
     return "\n".join(["| command | what it does |", "|---|---|", *rows])
 
 
