@@ -324,7 +324,7 @@ def test_a_trainer_that_a_launcher_starts_several_times(launcher: str, times: st
     [
         ("P a=1 \\\n  # b=2 \\\n  c=3\n",
          "line 2: a comment ends the command there; what follows is no part of it"),
-        ("P a=1 | tee x.log \\\n  b=2\n", "line 1: b=2 stands behind `tee`, which takes it for a file"),
+        ("P a=1 | tee x.log \\\n  b=2\n", "line 1: b=2 is an argument of `tee`, which writes a file of that name"),
         ("trap 'P a=1' EXIT\n", "only if `trap` of line 1 runs it"),
         ("cat > t.sh <<'E'\nP a=1\nE\nbash t.sh\n", None),
         ("X=$(P a=1)\n", None),

@@ -200,7 +200,7 @@ def test_a_file_that_has_changed_since_it_was_listed(tmp_path, monkeypatch):
     for at, leads_to in (("sub/a", "../../outside/a"), ("sub/a", "../.env"), ("sub", "../outside")):
         (project / at).rename(tmp_path / "was")
         (project / at).symlink_to(leads_to)
-        with pytest.raises(OSError, match="it is no file of this folder any more"):
+        with pytest.raises(OSError, match="the file has been replaced by one outside of the folder"):
             pack(project, files)
         (project / at).unlink()
         (tmp_path / "was").rename(project / at)

@@ -70,9 +70,9 @@ def judge(target: Target, facts: Mapping[str, Any], variables: Mapping[str, str]
     on_cpu = is_on_cpu(variables)
     # Megatron and others shard and offload by settings of their own, and bring their own attention.
     is_fsdp = str(config.get("actor_strategy") or "fsdp").startswith("fsdp")
-    said = facts.get("json", {})
-    kind = (said.get("rope_parameters") or {}).get("rope_type", "default")  # as transformers 5 writes it
-    is_scaled = said.get("rope_scaling") or kind != "default"
+    model_config = facts.get("json", {})
+    kind = (model_config.get("rope_parameters") or {}).get("rope_type", "default")  # as transformers 5 writes it
+    is_scaled = model_config.get("rope_scaling") or kind != "default"
     yield from _context(config, sizes, "" if is_scaled else facts["trainer_version"])
     yield from _heads(config, sizes)
     if is_fsdp and not on_cpu and "transformers" not in facts.get("lacking", {}):

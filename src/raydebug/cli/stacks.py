@@ -51,7 +51,6 @@ def stacks(
     """
     from raydebug.cluster.find import load_cluster
     from raydebug.stacks.collect import observe, take_locals
-    from raydebug.stacks.show import group_lines, left_out_lines, silent_lines, whole_lines
     from raydebug.stacks.slow_watch import slow_verdicts
     from raydebug.stacks.verdict import as_document
 
@@ -68,15 +67,11 @@ def stacks(
         seen = observe(cluster, job, samples=samples, native=native)
         document = as_document(*seen, slow_verdicts(cluster, job))
     else:
-        seen = read_saved(saved)
-        try:
-            document = as_document(*seen)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise _no_stacks(saved, error) from error
-    processes = seen.samples[-1]
+        seen, document = _judge_saved(saved)
     if as_json:
         render.out_json(document)
         return
+    processes = seen.samples[-1]
     if not processes and job is not None:
         raise RaydebugError(
             f"no process of job '{job}' runs", cause="the job has ended, or is not one of this cluster",
@@ -85,10 +80,26 @@ def stacks(
     if not processes:
         render.say("no process of a job runs")
         return
+    _show(document, processes, whole=whole)
+
+
+def _show(document: Mapping[str, Any], processes: Sequence[ListedStacks], *, whole: bool) -> None:
+    from raydebug.stacks.show import group_lines, left_out_lines, silent_lines, whole_lines
+
     lines = whole_lines(processes) if whole else group_lines(document["groups"], processes)
     for line in chain(lines, left_out_lines(processes), silent_lines(processes)):
         render.out(render.visible(line))
     _show_verdicts(document["verdicts"])
+
+
+def _judge_saved(path: Path) -> tuple[Observation, dict[str, Any]]:
+    from raydebug.stacks.verdict import as_document
+
+    seen = read_saved(path)
+    try:
+        return seen, as_document(*seen)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise _no_stacks(path, error) from error
 
 
 def _show_one(process: ListedStacks, *, as_json: bool) -> None:

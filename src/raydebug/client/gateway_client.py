@@ -205,15 +205,15 @@ Row = TypeVar("Row")
 def one_of_pid(pid: str, rows: Sequence[tuple[Mapping[str, Any], Row]]) -> Row:
     """Return the row of the process that PID or PID@IP names; a UsageError if there is none, or more than one."""
     number, _, ip = pid.partition("@")
-    found = [(about, row) for about, row in rows if str(about["pid"]) == number and ip in ("", about["ip"])]
-    if len(found) != 1:
-        which = [f"{number}@{about['ip']} ({name_process(about)})" for about, _ in found]
+    matches = [(about, row) for about, row in rows if str(about["pid"]) == number and ip in ("", about["ip"])]
+    if len(matches) != 1:
+        named = [f"{number}@{about['ip']} ({name_process(about)})" for about, _ in matches]
         raise UsageError(
-            f"{len(found) or 'no'} processes have the id {pid}", code="process.id",
-            cause=", ".join(which) or "it has ended, or it is not a process of a job",
-            fix=f"name one: {which[0].split()[0]}" if which else "see `raydebug ps --processes`",
+            f"{len(matches) or 'no'} processes have the id {pid}", code="process.id",
+            cause=", ".join(named) or "it has ended, or it is not a process of a job",
+            fix=f"name one: {named[0].split()[0]}" if named else "see `raydebug ps --processes`",
         )  # fmt: skip
-    return found[0][1]
+    return matches[0][1]
 
 
 def _parts(instances: Sequence[str]) -> list[list[str]]:

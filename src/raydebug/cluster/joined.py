@@ -336,7 +336,7 @@ def _checked(asked: Cluster, base: Cluster) -> Cluster:
     where = {"dashboard": base.dashboard, "dashboard_uid": was.dashboard_uid, "token_file": token_file}
     silent = _with(asked, **where, asks_token=False)
     asks_token = Dashboard(silent).asks_for_token()
-    # Whoever had the port of a dashboard without a token was not looked at.
+    # An earlier join without a token has not checked who owned the port: it may have been another user.
     known_uid = was.dashboard_uid if was.asks_token or not asks_token else None
     return _with(silent, asks_token=asks_token, dashboard_uid=known_uid)
 

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 
@@ -137,9 +138,9 @@ def _name_left_memory(cluster: Cluster) -> None:
             if entry.name.startswith("psm_") and is_new:
                 found[entry.path] = about.st_size
     for program in psutil.process_iter() if found else ():
-        with contextlib.suppress(psutil.Error, OSError):
-            for mapped in program.memory_maps():
-                found.pop(mapped.path, None)
+        with contextlib.suppress(OSError):  # not psutil's memory_maps, which reads the size of each mapping: seconds
+            maps = Path(f"/proc/{program.pid}/maps").read_text(encoding="utf-8", errors="replace")
+            found = {path: size for path, size in found.items() if path not in maps}
     if found:
         size = f"{sum(found.values()) / 1e6:,.0f} MB"
         render.say(f"note: shared memory that no process uses ({size}) is left; if no other program has made it: rm "

@@ -284,7 +284,9 @@ def pack(folder: Path, files: Collection[Path]) -> bytes:
                 # Who else may write the folder may have put a link there since it was listed.
                 real = os.path.realpath(opened if opened.exists() else folder / path)
                 if not stat.S_ISREG(about.st_mode) or not _is_allowed(folder, path, real):
-                    raise OSError(errno.EMLINK, "it is no file of this folder any more", str(folder / path))
+                    raise OSError(
+                        errno.EMLINK, "the file has been replaced by one outside of the folder", str(folder / path)
+                    )
                 content = file.read(MOST_BYTES - size + 1)
             size += len(content)
             if size > MOST_BYTES:

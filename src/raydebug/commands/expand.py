@@ -83,7 +83,7 @@ class Expander:
         return self._joined(runs)
 
     def pattern(self, word: Node, *, regex: bool = False) -> str:
-        """Return a word as a pattern, or a regular expression: what is quoted in it stands for itself."""
+        """Return a word as a pattern, or as a regular expression; its quoted parts match literally."""
         pieces = [(self._joined([run]), run.quoted) for run in self._runs(word["Parts"], tildes="", raw=regex)]
         quoted = re.escape if regex else patterns.quoted
         return "".join(quoted(text) if is_quoted else text for text, is_quoted in pieces)

@@ -115,17 +115,17 @@ def replaced(value: str, pattern: str, text: str, *, every: bool) -> str:
 
 def matching_files(pattern: str, folder: Path) -> list[str]:
     """Return the names of files that a pattern matches, sorted; none if it matches none."""
-    found, steps = [""], re.split(r"\\?/", pattern)
+    paths, steps = [""], re.split(r"\\?/", pattern)
     for number, step in enumerate(steps):
         end, longer = "/" if number < len(steps) - 1 else "", list[str]()
         is_plain, dots = not is_pattern(step), plain(step)[:1] == "."
         expression = None if is_plain else _compiled(step)
-        for base in found:
+        for base in paths:
             names = [plain(step)] if is_plain else _names(folder / base)
             shown = names if is_plain or dots else [name for name in names if name[:1] != "."]
             longer += [base + name + end for name in shown if expression is None or expression.fullmatch(name)]
-        found = [path for path in longer[:FILES_MAX] if os.path.lexists(folder / path)]
-    return sorted(found)
+        paths = [path for path in longer[:FILES_MAX] if os.path.lexists(folder / path)]
+    return sorted(paths)
 
 
 def _names(folder: Path) -> list[str]:

@@ -714,4 +714,4 @@ def _taken_by_tee(node: Node) -> list[str]:
     words = [literal(word) or "" for word in node.get("Args") or []]
     settings = [word for word in words[2:] if "=" in word] if words[:1] == ["tee"] else []
     line = node["Pos"]["Line"] if settings else 0
-    return [f"line {line}: {word} stands behind `tee`, which takes it for a file" for word in settings[:3]]
+    return [f"line {line}: {word} is an argument of `tee`, which writes a file of that name" for word in settings[:3]]

@@ -223,9 +223,9 @@ class _Follower:
             found, self.trainings = self.trainings, outer
             first = first or choices.met
             if asked:
-                said = {choices.met[place][1].get(at, "") for place, at in asked.items() if place in choices.met}
+                conditions = {choices.met[place][1].get(at, "") for place, at in asked.items() if place in choices.met}
                 seen = [(training.argv, training.folder) for training in kept]
-                found = [it.as_variant(said) for it in found if (it.argv, it.folder) not in seen]
+                found = [it.as_variant(conditions) for it in found if (it.argv, it.folder) not in seen]
             kept += found
             for place in sorted(choices.met, key=lambda it: " of " in it):  # the script's own before sourced ones
                 taken, branches = choices.met[place]

@@ -123,9 +123,8 @@ async def _until_end(follower: Follower, recorder: Recorder, watched: asyncio.Fu
         render.say(f"left before the end was explained; next: raydebug diagnose {submission_id}")
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
-        os._exit(
-            outcome.exit_code
-        )  # a thread that waits for a dashboard cannot be ended; a cluster of ours ends itself
+        # A thread that waits for a dashboard cannot be ended; the cluster of this `run` ends itself.
+        os._exit(outcome.exit_code)
     if watched.done():
         waiting.cancel()
         await _stop(follower, following, signals)

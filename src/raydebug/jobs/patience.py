@@ -7,7 +7,7 @@ import time
 
 from raydebug import render
 from raydebug.cluster.kinds import kind_of
-from raydebug.cluster.state import Cluster, name_option
+from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 
 SAID_AFTER_S, GIVEN_UP_AFTER_S = 3.0, 300.0  # a VPN that reconnects, a head that is restarted
@@ -55,10 +55,9 @@ class Patience:
             with contextlib.suppress(RaydebugError):  # who keeps it may be away as well
                 why = kind_of(self._cluster).why_ended()
             if why is not None:
-                name = self._cluster.name
                 raise RaydebugError(
-                    f"cluster '{name}' has ended", cause=why, code="cluster.ended", exit_code=Exit.SESSION_LOST,
-                    fix=f"see `raydebug ps{name_option(name)}`; its jobs are lost",
+                    f"cluster '{self._cluster.name}' has ended", cause=why, fix="see `raydebug ps`; its jobs are lost",
+                    code="cluster.ended", exit_code=Exit.SESSION_LOST,
                 ) from error  # fmt: skip
             if not self._is_said:
                 self._is_said = True
