@@ -67,6 +67,10 @@ Exit codes: 0 success; 1 failure; 2 usage or configuration; 3 a port, a name or 
 5 no usable Docker engine; 124 timeout; 130 Ctrl-C; 141 the reader of stdout has gone (`raydebug job logs | head`). What
 stderr cannot take is dropped.
 
+A verb is for the cluster of `--name`; else for that of the variable `RAYDEBUG_CLUSTER`; else for `default` if it is
+there, or the only one that is. `run`, `try` and `check` take the only one if it runs and `up` has started it, and say
+so; several are an error that lists them. `up` and `down` take `default`.
+
 `raydebug run` and `job logs -f` return the job's own code, also when stdout is lost: they say so, and follow the job
 to its end. Ctrl-C asks whether to stop the job. SIGTERM and SIGHUP leave it running, but for a cluster that `run` has
 started for it; the code is 128 plus the signal. The run is recorded as `interrupted`, until the job is followed again.

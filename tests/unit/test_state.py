@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
+import os
 import select
 import subprocess
 import sys
@@ -11,10 +13,11 @@ import sys
 import pytest
 
 import runs
-from raydebug.cli import launch, up
+from raydebug import process
+from raydebug.cli import launch, options, up
 from raydebug.cluster import local, locks, private_folders, state
 from raydebug.cluster.compose import engine, lifecycle
-from raydebug.cluster.find import cluster_at, find_cluster, load_cluster
+from raydebug.cluster.find import choose_name, cluster_at, find_cluster, load_cluster
 from raydebug.cluster.kinds import ComposeKind, kind_of
 from raydebug.cluster.up import UpOptions, choosing_ports, remembered_ports
 from raydebug.errors import RaydebugError, UsageError
@@ -152,6 +155,45 @@ def cluster(name: str, **fields: object) -> state.Cluster:
     made = dataclasses.replace(made, **fields)
     state.save_cluster(made)
     return made
+
+
+@pytest.mark.parametrize(
+    ("there", "given", "variable", "read", "run"),
+    [
+        ([], None, None, "default", "default"),
+        (["a"], None, None, "a", "a"),
+        (["a", "of-a-run", "joined"], None, None, "default", "a"),
+        (["joined"], None, None, "joined", "default"),
+        (["of-a-run"], None, None, "of-a-run", "default"),
+        (["ended"], None, None, "ended", "default"),
+        (["a", "default"], None, None, "default", "default"),
+        (["a", "b"], None, None, "default", "these run: a, b"),
+        (["a"], None, "b", "b", "b"),
+        (["a"], "c", "b", "c", "c"),
+    ],
+)
+def test_cluster_that_a_verb_is_for(there, given, variable, read, run, monkeypatch):
+    """--name, RAYDEBUG_CLUSTER, `default`, the only one; a verb that runs takes it only if `up` has started it."""
+    monkeypatch.setattr(local, "is_alive", lambda cluster: cluster.name != "ended")
+    for name in there:
+        far = {"kind": "joined", "remote": state.Remote("http://head:8265", "", "")} if name == "joined" else {}
+        state.save_cluster(dataclasses.replace(cluster(name), owner=7 if name == "of-a-run" else 0, **far))
+    if variable:
+        monkeypatch.setenv("RAYDEBUG_CLUSTER", variable)
+    assert choose_name(given) == read
+    refused = pytest.raises(UsageError, match=run) if "these run" in run else contextlib.nullcontext()
+    with refused:
+        assert choose_name(given, options.is_started) == run
+
+
+def test_verbs_say_which_cluster_they_take():
+    """`run` says which cluster it takes, `down` takes none by itself; without a choice the names are listed."""
+    cluster("a", supervisor_pid=os.getpid(), supervisor_birth=process.birth_of(os.getpid()))
+    assert "on cluster 'a', the only one that `up` has started" in runs.raydebug("run", "--", "no-such-program").stderr
+    ended = runs.raydebug("down").stderr
+    assert "there is no cluster 'default'\ncause: these run: a" in ended
+    cluster("b")
+    assert "these run: a, b" in runs.raydebug("paused").stderr
 
 
 @pytest.mark.parametrize("verb", [["paused"], ["ps", "--processes"], ["job", "list"], ["break", "list"], ["stacks"]])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Json, Name, TrainerName, command_of
+from raydebug.cli.options import Json, NameToRunOn, TrainerName, command_of
 from raydebug.errors import Exit, UsageError
 from raydebug.settings.files import write_named
 
@@ -68,7 +68,7 @@ def check(
     prefetch: _Prefetch = False,
     as_json: Json = False,
     trainer: TrainerName = None,
-    name: Name = "default",
+    name: NameToRunOn = "default",
 ) -> None:
     """Check a training command step by step, each step cheaper than the next; stop at the first that fails.
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from raydebug import render
-from raydebug.errors import UsageError
+from raydebug.errors import RaydebugError, UsageError
+from raydebug.protocol.variables import CLUSTER
 
 _COMMAND = "raydebug.command"
 
@@ -32,17 +35,37 @@ GPUS_HELP = (
 )
 
 
-def _suggest_for(name: str) -> str:
-    render.suggest_for(name)
-    return name
+def is_started(name: str) -> bool:
+    """Return whether `up` has started this cluster here, and it runs; that of a `run` may end with it."""
+    from raydebug.cluster.kinds import find_running
+
+    with contextlib.suppress(RaydebugError):  # a record cannot be read, or an engine is away
+        found = find_running(name)
+        return found is not None and found.remote is None and not found.owner
+    return False
 
 
-Name = Annotated[
-    str,
-    typer.Option(
-        "--name", metavar="NAME", callback=_suggest_for, help="Which cluster, where several run side by side."
-    ),
-]
+def _name_option(otherwise: str, fits: Callable[[str], bool] | None = None) -> Any:
+    """Return the option --name of a verb; `otherwise` and `fits` say what is taken where none is named."""
+
+    def choose(ctx: typer.Context, param: typer.CallbackParam, name: str) -> str:
+        from raydebug.cluster.find import choose_name
+
+        source = ctx.get_parameter_source(param.name or "")
+        given = name if source is not None and source.name == "COMMANDLINE" else os.environ.get(CLUSTER)
+        chosen = choose_name(given, fits)
+        if fits is not None and not given and chosen != name:
+            render.say(f"on cluster '{chosen}', the only one that `up` has started")
+        render.suggest_for(chosen)
+        return chosen
+
+    words = f"Which cluster. Default: {CLUSTER}, or {otherwise}."
+    return typer.Option("--name", metavar="NAME", callback=choose, help=words, show_default=False)
+
+
+Name = Annotated[str, _name_option("the only one")]
+NameToRunOn = Annotated[str, _name_option("the only one that `up` has started", is_started)]
+NameAsGiven = Annotated[str, _name_option("'default'", lambda _: False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Address = Annotated[
     str | None,

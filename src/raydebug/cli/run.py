@@ -14,7 +14,7 @@ from raydebug import render
 from raydebug.cli.options import (
     GPUS_HELP,
     Debugger,
-    Name,
+    NameToRunOn,
     TinyData,
     TinyModel,
     TrainerName,
@@ -163,7 +163,7 @@ def run(
     verl: _Verl = None,
     as_json: _AsJson = False,
     trainer: TrainerName = None,
-    name: Name = "default",
+    name: NameToRunOn = "default",
 ) -> None:
     """Run a command as a job on the cluster; without a cluster, bring a local one up and take it down after.
 
@@ -236,7 +236,7 @@ def try_(
     gpus: _Gpus = None,
     dry_run: _DryRun = False,
     trainer: TrainerName = None,
-    name: Name = "default",
+    name: NameToRunOn = "default",
 ) -> None:
     """Try a training command: check it, run it small, say the next step. At a terminal, a crash stops at its frame.
 

@@ -12,7 +12,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.env_file import write_env as write_env_file
-from raydebug.cli.options import Debugger, Json, Name, given_options
+from raydebug.cli.options import Debugger, Json, NameAsGiven, given_options
 from raydebug.cli.status import describe, show_cluster, warn_without_token
 from raydebug.cli.up_kinds import choose, refuse_for_join
 from raydebug.errors import RaydebugError, UsageError
@@ -109,7 +109,7 @@ def up(
     cluster: _Kind = None,
     join: _Join = None,
     through: _Through = None,
-    name: Name = "default",
+    name: NameAsGiven = "default",
     gpus: _Gpus = None,
     cpus: _Cpus = None,
     python: _Python = None,
@@ -257,7 +257,7 @@ def _choose_kind(asked: str | None) -> str:
     return "local"
 
 
-def down(name: Name = "default") -> None:
+def down(name: NameAsGiven = "default") -> None:
     """End a cluster: all that `up` started, and nothing else. One that was joined runs on, without the gateway.
 
     Example: raydebug down --name mine

@@ -7,10 +7,11 @@ cluster, named by the address of its dashboard, and has no gateway.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -35,6 +36,36 @@ if TYPE_CHECKING:
 CLUSTER_LABEL = "org.raydebug.cluster"  # docker-compose.yml
 TOKEN_MOUNT = "/run/secrets/raydebug_token"  # noqa: S105 - a path in every container
 PORTS = {"dashboard": ("head", 8265), "gateway": ("gateway", 5678)}  # which service publishes which port
+
+
+def choose_name(given: str | None, fits: Callable[[str], bool] | None = None) -> str:
+    """Return the name of a verb's cluster: the given one, that of RAYDEBUG_CLUSTER, `default`, or the only one.
+
+    Args:
+        given: by the user; None for nothing.
+        fits: for a verb that starts a cluster where none is: whether it may take the one of this name. None: it may
+            take any; where several are there it gets `default`, and `load_cluster` lists them.
+
+    Raises:
+        RaydebugError: several clusters fit.
+    """
+    if name := given or os.environ.get(variables.CLUSTER):
+        return name
+    names: list[str] = []
+    with contextlib.suppress(RaydebugError):  # said by what needs a cluster
+        names = known_names()
+    if DEFAULT_NAME in names or cluster_around_us() is not None:
+        return DEFAULT_NAME
+    fitting = sorted(names if fits is None else filter(fits, names))
+    if len(fitting) > 1 and fits is not None:
+        raise UsageError(
+            "several clusters run, and none is named",
+            cause=f"these run: {', '.join(fitting)}",
+            fix=f"name one: --name {fitting[0]}, or {variables.CLUSTER}={fitting[0]} in the environment; --name"
+            f" {DEFAULT_NAME} starts another one",
+            code="cluster.ambiguous",
+        )
+    return fitting[0] if len(fitting) == 1 else DEFAULT_NAME
 
 
 def find_cluster(name: str) -> Cluster | None:

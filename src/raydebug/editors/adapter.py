@@ -20,8 +20,7 @@ import stat
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
-from raydebug.cluster.find import load_cluster
-from raydebug.cluster.state import DEFAULT_NAME
+from raydebug.cluster.find import choose_name, load_cluster
 from raydebug.console.session import GatewayAddress
 from raydebug.dap import READ_BYTES, open_proven, reduce_latency
 from raydebug.errors import RaydebugError, UsageError
@@ -46,7 +45,7 @@ def find_address(arguments: Message) -> GatewayAddress:
     Raises:
         RaydebugError: no such cluster, or its token or its record cannot be read.
     """
-    cluster = load_cluster(str(arguments.get("cluster") or DEFAULT_NAME))
+    cluster = load_cluster(choose_name(str(arguments.get("cluster") or "")))
     try:
         return GatewayAddress.of(cluster)
     except ValueError as error:  # of the port: a token that cannot be read is a RaydebugError already
