@@ -83,6 +83,14 @@ def run(cluster: Cluster, project: Path) -> Iterator[Callable[..., Run]]:
         yield start
 
 
+@pytest.fixture
+def name() -> Iterator[str]:
+    """An unused cluster name; everything with this name is removed at the end."""
+    name = f"fx-{os.getpid()}-{time.monotonic_ns() % 10**6}"
+    yield name
+    remove_all(name)
+
+
 # A cluster for fault tests, repaired between tests
 
 

@@ -7,36 +7,18 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from containers import IMAGE, UP, remove_all, what_is_left
+from containers import IMAGE, UP, what_is_left
 from runs import raydebug, three_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("-f", "docker-compose.yml", "-f", "docker-compose.cpu.yml")
 
 
-@pytest.fixture
-def name() -> Iterator[str]:
-    """An unused cluster name, removed in any case."""
-    name = f"fx-bad-{os.getpid()}-{time.monotonic_ns() % 10**6}"
-    yield name
-    remove_all(name)
-
-
 # Words and values
-
-
-@pytest.mark.timeout(60)
-def test_wrong_flavour(project, name):
-    """An unknown flavour is refused with a list of the known ones, exit code 2."""
-    done = raydebug("up", "--cluster", "compose", "--flavour", "gpu", "--name", name, cwd=project)
-    assert three_lines(done, 2) == "error: there is no flavour 'gpu'"
-    assert "core, cpu, cuda" in done.stderr
 
 
 @pytest.mark.timeout(60)
@@ -118,27 +100,18 @@ def test_wrong_env_file(tmp_path, text, said):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (b"A=1\nA=2\n", "line 2: A is set again, first on line 1"),
-        (b"A=1\nB=x\0y\n", "line 2: it has a NUL byte"),
-        (b"SHM_SIZE=banana\n", "line 1: SHM_SIZE=banana is not a size, such as 10gb"),
-    ],
-    ids=["twice", "NUL", "size"],
-)
-def test_f50_up_in_a_checkout_with_a_wrong_env_file(tmp_path, name, text, said):
+def test_f50_up_in_a_checkout_with_a_wrong_env_file(tmp_path, name):
     """F50: `up` in a checkout refuses an invalid .env before it creates anything, with the line, exit code 2."""
     for part in ("env", "docker-compose.yml", "docker-compose.cpu.yml"):
         (tmp_path / part).symlink_to(ROOT / part)
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / ".env").write_bytes(text)
+    (tmp_path / ".env").write_text("SHM_SIZE=banana\n")
     done = subprocess.run(
         [sys.executable, "-m", "raydebug", *UP, name], cwd=tmp_path, capture_output=True, text=True, timeout=50,
         env={**os.environ, "PYTHONPATH": str(tmp_path / "src")}, check=False,
     )  # fmt: skip
     assert three_lines(done, 2) == f"error: cannot use {tmp_path / '.env'}"
-    assert f"cause: {said}" in done.stderr
+    assert "cause: line 1: SHM_SIZE=banana is not a size, such as 10gb" in done.stderr
     assert what_is_left(name) == {}
 
 

@@ -14,19 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from containers import UP, remove_all, what_is_left
+from containers import UP, what_is_left
 from engines import GoingEngine, engine_of
 from raydebug.cluster.find import find_cluster
 from runs import RAYDEBUG, raydebug, three_lines
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    """An unused cluster name, removed in any case."""
-    name = f"fx-engine-{os.getpid()}-{time.monotonic_ns() % 10**6}"
-    yield name
-    remove_all(name)
-
 
 # Engines that cannot be used (F49)
 
@@ -219,18 +210,3 @@ def test_f51_state_folder_full(project, name, tmp_path):
     assert f"cause: {tmp_path / 'raydebug' / 'clusters'} has " in done.stderr
     assert "creating containers" not in done.stderr
     assert what_is_left(name) == {}
-
-
-@pytest.mark.timeout(60)
-def test_f51_engine_without_room(project, name, tmp_path):
-    """F51: with too little space for the engine's data `up` creates nothing and names a remedy, exit code 3."""
-    disk = tmp_path / "docker"
-    disk.mkdir()
-    answer = {"ApiVersion": "1.44", "Version": "25.0.0", "DockerRootDir": str(disk), "Id": "sha256:0", "Config": {}}
-    with engine_of(answer, tmp_path / "s") as where:
-        done = up_with_small_disk(disk, name, project, DOCKER_HOST=where)
-    assert three_lines(done, 3) == "error: the disk of the Docker engine is full"
-    assert f"cause: {disk} has " in done.stderr
-    assert "bytes free, a cluster needs 1073741824" in done.stderr
-    assert "docker system prune" in done.stderr
-    assert find_cluster(name) is None

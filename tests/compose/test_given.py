@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,14 +124,6 @@ def test_no_key_is_shown(given, tmp_path):
 
 
 # Refusals before anything is created
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    """An unused cluster name, removed in any case."""
-    name = f"fx-bad-{os.getpid()}-{time.monotonic_ns() % 10**6}"
-    yield name
-    remove_all(name)
 
 
 def refused(done: subprocess.CompletedProcess[str], name: str) -> str:

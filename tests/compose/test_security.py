@@ -354,12 +354,7 @@ def test_hostile_arguments_reach_the_job_as_they_are(cluster, project):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--flavour", "../../etc"),
-        ("--flavour", "$(id)"),
-        ("--debugger", "../../etc/passwd"),
-    ],
+    ("option", "value"), [("--flavour", "../../etc"), ("--flavour", "$(id)"), ("--debugger", "../../etc/passwd")]
 )
 def test_words_stay_words(project, option, value):
     """S26: a flavour and a debugger are fixed words, so none becomes a path outside the project."""
@@ -367,7 +362,7 @@ def test_words_stay_words(project, option, value):
     flavour = [] if option == "--flavour" else ["--flavour", "core"]
     done = raydebug("up", "--cluster", "compose", "--name", name, *flavour, option, value, cwd=project)
     assert done.returncode == 2, done.stderr
-    assert value in done.stderr
+    assert f"there is no {option[2:]} '{value}'" in done.stderr
     assert find_cluster(name) is None
 
 
@@ -396,17 +391,8 @@ def test_flipped_hash_is_refused(pip, tmp_path, lock):
     for requirement in (entry[0], flipped):
         file = tmp_path / f"{len(results)}.txt"
         file.write_text(requirement + "\n", encoding="utf-8")
-        argv = [
-            str(pip),
-            "download",
-            "--no-deps",
-            "--no-cache-dir",
-            "--require-hashes",
-            "-r",
-            str(file),
-            "-d",
-            str(tmp_path),
-        ]
+        options = ("--no-deps", "--no-cache-dir", "--require-hashes", "-r", file, "-d", tmp_path)
+        argv = [pip, "download", *options]
         results.append(subprocess.run(argv, capture_output=True, text=True, timeout=80, check=False))
     assert results[0].returncode == 0, results[0].stderr
     assert results[1].returncode != 0

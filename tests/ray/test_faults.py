@@ -105,22 +105,6 @@ def test_job_stopped_while_paused(run, prompt, took, dashboard, stop: Callable[[
 
 
 @pytest.mark.timeout(120)
-def test_evaluation_that_never_returns(run, prompt) -> None:
-    """F32: Ctrl-C interrupts an evaluation in a Ray worker; the session is kept, and the task resumes undamaged."""
-    job: Run = run("--", "python", "cases.py", "task")
-    (pause,) = job.pauses(1)
-    child = prompt(pause["id"])
-    child.sendline("while True: pass")
-    child.expect("is still running; Ctrl-C interrupts it")
-    child.sendintr()
-    child.expect(r"\*\*\* KeyboardInterrupt")
-    child.sendline("p secret + 900")
-    child.expect("941")
-    child.sendline("c")
-    assert "done: task" in job.end()
-
-
-@pytest.mark.timeout(120)
 def test_worker_without_debugpy(run, tmp_path: Path) -> None:
     """F16: a task in a worker without debugpy runs past its breakpoints, with one warning."""
     python = without(tmp_path / "bare", "debugpy")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 import stat
 from pathlib import Path
@@ -17,7 +16,6 @@ from runs import Run, raydebug, three_lines, wait_for
 
 pytestmark = pytest.mark.xdist_group("ray-stacks")  # they share its cluster
 MODES = {"task": "legacy", "actor": "breakpoint"}
-MANY = 32 if os.environ.get("RAYDEBUG_TEST_LONG") == "1" else 8
 
 
 def folder_of(job: Run) -> Path:
@@ -110,12 +108,3 @@ def test_of_a_pause(run, tmp_path):
     assert kinds.count("pause") == 1, "of `snapshot all`; the other one has a file of its own"
     job.attach(pause["id"], "c")
     job.end(1)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(400)
-def test_many_at_once(run):
-    """When all ranks crash at once each has its snapshot (200: tests/unit; time: bench/)."""
-    job: Run = run("--", "python", "crashes.py", "many", str(MANY))
-    job.end(0, timeout_s=380)
-    assert len(snapshots(job)) == MANY

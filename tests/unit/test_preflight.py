@@ -98,8 +98,10 @@ def test_drivers_are_those_of_the_images_cuda():
 def test_a_gpu_flavour_needs_one_and_takes_one_worker(flavour):
     """`up` refuses a flavour for GPUs without a GPU, and with workers that would share each of them."""
     assert preflight.choose_flavour(flavour, 1, has_gpu=True) == flavour
-    with pytest.raises(RaydebugError, match="Docker cannot give a GPU to a container here"):
+    with pytest.raises(RaydebugError, match="Docker cannot give a GPU to a container here") as failure:
         preflight.choose_flavour(flavour, 1, has_gpu=False)
+    assert failure.value.exit_code == 5
+    assert "nvidia-container-toolkit" in failure.value.fix
     with pytest.raises(RaydebugError, match=f"2 workers of flavour {flavour} would share each GPU"):
         preflight.choose_flavour(flavour, 2, has_gpu=True)
 
