@@ -96,6 +96,7 @@ SCRIPTS = (
     "ci/dist-twice",
     "ci/release-notes",
     ".ci/run",
+    ".devcontainer/initialize",
     "deploy/hosts.sh",
     "deploy/slurm.sbatch",
 )

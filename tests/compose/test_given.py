@@ -15,8 +15,11 @@ from containers import IMAGE, UP, container_of, docker, remove_all, what_is_left
 from raydebug.cluster.compose.project import containers, project_of
 from raydebug.cluster.find import load_cluster
 from raydebug.cluster.state import Cluster
+from raydebug.cluster.up import choose_ports
 from runs import JOBS, raydebug, three_lines, up_in_containers
 
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ("SHM_SIZE", "OBJECT_STORE_BYTES", "HEAD_CPUS", "WORKER_CPUS")
 CANARY = "hf_canary7c41f0e2"
 PROXY = "http://me:canary7c41f0e2@proxy.invalid:3128"
 SPILLS = """
@@ -168,21 +171,43 @@ def test_dry_run(project, name):
     assert what_is_left(name) == {}
 
 
-@pytest.mark.timeout(60)
-def test_settings_for_compose_by_hand(tmp_path):
-    """`raydebug up --write-env .env` writes a complete .env for docker compose, and refuses to overwrite it."""
-    path = tmp_path / ".env"
-    done = raydebug("up", "--flavour", "core", "--write-env", str(path), "--json", cwd=tmp_path)
+@pytest.mark.timeout(300)
+def test_compose_by_hand(tmp_path):
+    """What `raydebug up --write-env` writes and prints is all that a project of two files needs for docker compose."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "shapes.py").write_text("def product(shape):\n    return shape[0] * shape[1]\n")
+    (project / "train.py").write_text(
+        "import ray\nimport shapes\n\nprint('product:', ray.get(ray.remote(shapes.product).remote((6, 7))))\n"
+    )
+    name = f"fx-hand-{os.getpid()}"
+    ports = choose_ports({}, {}, {8265, 5678}, ("dashboard", "gateway"))
+    kept = {key: os.environ[key] for key in ("PATH", "DOCKER_HOST", *SMALL) if key in os.environ} | {
+        "HOME": str(tmp_path),
+        "COMPOSE_PROJECT_NAME": name,
+        "RAYDEBUG_IMAGE": IMAGE,
+        "DASHBOARD_PORT": str(ports["dashboard"]),
+        "GATEWAY_PORT": str(ports["gateway"]),
+    }
+
+    def compose(*words: str) -> str:
+        argv = ["docker", "compose", *words]
+        done = subprocess.run(argv, cwd=project, env=kept, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    before = subprocess.run(
+        ["docker", "compose", "config"], cwd=ROOT, env=kept, capture_output=True, text=True, check=False
+    )
+    assert "is missing a value: type raydebug up --cluster compose --write-env .env" in before.stderr
+    flavour = ("--flavour", "core")
+    done = raydebug("up", "--cluster", "compose", *flavour, "--write-env", ".env", cwd=project, env=os.environ | kept)
     assert done.returncode == 0, done.stderr
-    sizes = json.loads(done.stdout)["settings"]
-    kept = {key: os.environ[key] for key in ("PATH", "HOME", "DOCKER_HOST") if key in os.environ}
-    root = Path(__file__).resolve().parents[2]
-    argv = ["docker", "compose", "--env-file", str(path), "-f", "docker-compose.yml", "-f", "docker-compose.cpu.yml"]
-    config = subprocess.run([*argv, "config", "--format", "json"], cwd=root, env=kept, capture_output=True, text=True,
-                            timeout=30, check=False)  # fmt: skip
-    assert config.returncode == 0, config.stderr
-    services = json.loads(config.stdout)["services"]
-    assert services["worker"]["environment"]["OBJECT_STORE_BYTES"] == sizes["OBJECT_STORE_BYTES"]
-    assert services["head"]["pids_limit"] == int(sizes["PIDS_LIMIT"])
-    again = raydebug("up", "--flavour", "core", "--write-env", str(path), cwd=tmp_path)
-    assert three_lines(again, 2) == f"error: cannot write {path}"
+    assert "next: docker compose run --rm job python your_program.py" in done.stderr
+    try:
+        compose("up", "-d", "--wait")
+        assert "product: 42" in compose("run", "--rm", "job", "python", "train.py")
+    finally:
+        compose("down", "--volumes", "--timeout", "3", "--remove-orphans")
+    again = raydebug("up", "--cluster", "compose", *flavour, "--write-env", ".env", cwd=project, env=os.environ | kept)
+    assert three_lines(again, 2) == "error: cannot write .env"
