@@ -297,6 +297,36 @@ def twice(session: nox.Session) -> None:
 
 
 @nox.session
+def release(session: nox.Session) -> None:
+    """Build and check what a release has, in build/release, then make its tag (`-- --dry-run`: no tag).
+
+    Wheels, sdists, lists of contents and digests of the images' contents, the docs as a site, and the notes; wheel and
+    sdist are used without a checkout. The tag, once pushed, lets .github/workflows/release.yml publish the same.
+    """
+    is_trial = "--dry-run" in session.posargs
+    session.posargs.clear()  # they would go to pytest
+    folder = Path("build/release")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    installed(session)
+    for path in (*Path("dist").iterdir(), *Path("env/sbom").glob("*.cdx.json")):
+        shutil.copy(path, folder)
+    flavours = tomllib.loads(Path("env/digests.toml").read_text(encoding="utf-8"))
+    contents = folder / "image-contents.txt"
+    contents.write_text("".join(f"{flavour['content']}  {name}\n" for name, flavour in flavours.items()))
+    docs(session)
+    shutil.copytree("build/docs/site", folder / "site")
+    (version,) = re.findall(r'^__version__ = "(.+)"', Path("src/raydebug/__init__.py").read_text(), re.MULTILINE)
+    given = (tag := f"v{version}", str(folder / "SHA256SUMS"), str(contents), *(("--dry-run",) if is_trial else ()))
+    notes = session.run("ci/release-notes", *given, external=True, silent=True)
+    (folder / "notes.md").write_text(str(notes), encoding="utf-8")
+    session.log(f"{folder} has {', '.join(sorted(path.name for path in folder.iterdir()))}")
+    if not is_trial:
+        session.run("git", "tag", tag, external=True)
+        session.log(f"next: git push origin {tag}")
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Measure pauses beside stock Ray and debugpy; one table."""
     use(session, "core")

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import raydebug
 import snapshot_files
 from foreign_ray import ForeignRay, foreign_ray
 
@@ -172,6 +174,28 @@ def test_what_the_wheel_alone_brings(environment: Callable[..., Path], tmp_path:
         f"cause: {python} has no module 'typer'; the wheel alone has what a training needs",
         f"fix: {python} -m pip install 'raydebug[cli]'; or beside it: uv tool install 'raydebug[cli]'",
     ]
+
+
+def test_plug_ins_for_a_cpu(environment: Callable[..., Path], uv: str, tmp_path: Path) -> None:
+    """The wheel of raydebug-cpu fits that of raydebug, and each of its entry points leads to a module."""
+    bare = Installed(environment("3.11", "wheel", extra=""), tmp_path)
+    (wheel,) = (Path(__file__).resolve().parents[2] / "dist").glob("raydebug_cpu-*.whl")
+    python = str(bare.programs / "python")
+    subprocess.run(
+        [uv, "pip", "install", "--quiet", "--python", python, "--offline", str(wheel), "--no-deps"], check=True
+    )
+    found = json.loads(bare("-c", LOOK.replace('"raydebug"', '"raydebug-cpu"'), program="python"))
+    assert found["points"] == {"verl.plugins:raydebug_cpu": True, "vllm.general_plugins:raydebug_cpu": True}
+    (needs,) = [need for need in metadata_of(wheel) if need.startswith("raydebug")]
+    assert needs == f"raydebug=={raydebug.__version__}"
+
+
+def metadata_of(wheel: Path) -> list[str]:
+    """Return what a wheel says that it requires."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        text = archive.read(name).decode()
+    return [line.removeprefix("Requires-Dist: ") for line in text.splitlines() if line.startswith("Requires-Dist: ")]
 
 
 @pytest.fixture

@@ -40,6 +40,15 @@ def test_notes(tmp_path: Path) -> None:
     assert (code, said) == (0, "\n### Added\n\n- a thing\n\n```\nabc  raydebug.whl\n```\n")
 
 
+def test_notes_of_a_trial(tmp_path: Path) -> None:
+    """Before the version has its section, a trial takes what is not released yet, and says so."""
+    changes = "## [Unreleased]\n\n- new\n\n## [1.2.2]\n\n- older\n"
+    code, said, warned = notes(tmp_path, "v1.2.3", "--dry-run", changes=changes)
+    assert (code, said) == (0, "\n- new\n")
+    assert "CHANGELOG.md has no section for 1.2.3 yet" in warned
+    assert notes(tmp_path, "v1.2.3", "--dry-run")[1] == "\n### Added\n\n- a thing\n"
+
+
 @pytest.mark.parametrize(
     ("tag", "changed", "says"),
     [
