@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from raydebug.check.config import judge_copies
+from raydebug.check.target import target_of
 from raydebug.commands.syntax import SCRIPT_BYTES_MAX
 from raydebug.commands.trainings import Training, find_trainings
 from raydebug.errors import RaydebugError
@@ -298,25 +300,28 @@ def test_a_value_made_to_take_for_ever(project: Path, value: str, notes: list[st
 
 
 @pytest.mark.parametrize(
-    ("launcher", "times"),
+    ("launcher", "found"),
     [
-        ("torchrun --nproc_per_node 4 -m", "torchrun starts it 4 times"),
-        ("python -m torch.distributed.run --nproc-per-node=gpu -m", "torchrun starts it once for each GPU"),
-        ("accelerate launch -m", "accelerate starts it once for each GPU"),
-        ("deepspeed --num_gpus 8 --module", "deepspeed starts it 8 times"),
-        ("srun --ntasks 16 python3 -m", "srun starts it 16 times"),
-        ("mpirun -np 2 python3 -m", "mpirun starts it 2 times"),
+        ("torchrun --nproc_per_node 4 -m", "error: torchrun starts verl.trainer.main_ppo 4 times"),
+        (
+            "python -m torch.distributed.run --nproc-per-node=gpu -m",
+            "warning: torchrun starts verl.trainer.main_ppo once for each GPU",
+        ),
+        ("accelerate launch -m", "warning: accelerate starts verl.trainer.main_ppo once for each GPU"),
+        ("deepspeed --num_gpus 8 --module", "error: deepspeed starts verl.trainer.main_ppo 8 times"),
+        ("srun --ntasks 16 python3 -m", "error: srun starts verl.trainer.main_ppo 16 times"),
+        ("mpirun -np 2 python3 -m", "error: mpirun starts verl.trainer.main_ppo 2 times"),
         ("srun -N1 -n1 python3 -m", ""),
         ("torchrun --nproc_per_node 1 -m", ""),
     ],
 )
-def test_a_trainer_that_a_launcher_starts_several_times(launcher: str, times: str, project: Path) -> None:
-    """A trainer that starts its workers itself is started once; a launcher that starts it N times is a note."""
+def test_a_trainer_that_a_launcher_starts_several_times(launcher: str, found: str, project: Path) -> None:
+    """A trainer that starts its workers itself is started once; a launcher that starts it N times is a finding."""
     (training,) = read(project, f"{launcher} verl.trainer.main_ppo a=1\n")
-    why = f"main_ppo starts its workers itself; {times}: python -m verl.trainer.main_ppo ..."
-    assert training.notes == ([why] if times else [])
+    target = target_of(training, project, None, None)
+    assert [f"{one.severity}: {one.what}" for one in judge_copies(target)] == ([found] if found else [])
     (own,) = read(project, "torchrun --nproc_per_node 4 -m verl.trainer.sft_trainer a=1\n")
-    assert own.notes == []
+    assert own.copies is None
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from raydebug.check import data, engine, images, model, stages
+from raydebug.check.probes import __main__ as probes
 from raydebug.check.probes.data import try_reward
-from raydebug.check.target import Target
+from raydebug.check.target import NoAnswer, Target, facts_of
 from raydebug.cluster.runner import LocalRunner
 from raydebug.findings import Finding
 from raydebug.settings.files import environment_dir
@@ -429,6 +430,42 @@ def test_a_training_that_runs_elsewhere() -> None:
     assert {"error command.cpu", "error data.file-missing"} <= {*codes_of(data.judge(TARGET, here))}
 
 
+def rewarded(file: Path) -> tuple[Any, Any]:
+    """Return the plan and the rules of a training whose reward is in a file."""
+    reward = SimpleNamespace(path=str(file), name="compute_score", manager="naive", by_model=False, options={})
+    plan = SimpleNamespace(config=None, program=TARGET.program)
+    return plan, SimpleNamespace(reward_function=lambda _: reward, reward_arguments=lambda *_: {})
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("def compute_score():\n    time.sleep(60)\n", r"compute_score at \S+/reward\.py:3, row 0, for \d+ s"),
+        ("time.sleep(60)\n", r"<module> at \S+/reward\.py:2, as the reward function is loaded, for \d+ s"),
+        ("def compute_score():\n    queue.Queue().get()\n", r"compute_score at \S+/reward\.py:3, row 0, for \d+ s"),
+    ],
+    ids=["in a call", "at its import", "in the standard library"],
+)
+def test_a_reward_that_hangs(text: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that is ended for its time names the user's function and line where it was, and the row."""
+    (tmp_path / "reward.py").write_text(f"import queue, time\n{text}")
+    plan, rules = rewarded(tmp_path / "reward.py")
+    monkeypatch.setattr(probes, "_gather", lambda _: try_reward(plan, rules, [{}], "0.9.1"))
+    answer = probes.run_apart({"question": "env"}, limit_s=1.5)
+    with pytest.raises(NoAnswer, match=f"the check 'data' did not end within 1.5 s: it was in {place}") as caught:
+        facts_of(answer, "data", 1.5)
+    assert caught.value.finding.code == "check.out-of-time"
+
+
+def test_sizes_of_the_command_itself() -> None:
+    """Under a profile the sizes of the command without it are looked at too, and said in notes."""
+    full = changed(CONFIG, actor_rollout_ref__actor__ppo_mini_batch_size=16)
+    found = data.judge(TARGET, {**DATASET, "full": full})
+    what = "at full size, without the profile: actor_rollout_ref.actor.ppo_mini_batch_size=16 is larger than"
+    assert [(one.severity, one.what) for one in found] == [("note", f"{what} data.train_batch_size=8")]
+    assert not data.judge(TARGET, {**DATASET, "full": CONFIG})
+
+
 @pytest.mark.parametrize(("version", "fails"), [("0.6.1", False), ("0.7.0", True), ("", True)])
 def test_a_reward_file_with_dataclasses(
     version: str, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -440,9 +477,7 @@ def test_a_reward_file_with_dataclasses(
         "from __future__ import annotations\nfrom dataclasses import dataclass\n"
         "@dataclass\nclass Score:\n    value: float = 0.0\ndef compute_score(**_):\n    return Score().value\n"
     )
-    reward = SimpleNamespace(path=str(file), name="compute_score", manager="naive", by_model=False, options={})
-    plan = SimpleNamespace(config=None, program=TARGET.program)
-    found = try_reward(plan, SimpleNamespace(reward_function=lambda _: reward), [], version)
+    found = try_reward(*rewarded(file), [], version)
     assert ("import" in found) == fails
 
 

@@ -287,15 +287,18 @@ def test_shrunk_numbers_divide_each_other() -> None:
         assert math.lcm(batch, mini) == batch
 
 
-@pytest.mark.parametrize("version", ["0.3.1", "0.10.0", "1.0.0", "0.8.0.dev", "unknown"])
-def test_unknown_version_is_refused(version: str) -> None:
-    """A verl whose keys are not known, and whose config cannot be read, is an error that names the known ones."""
+@pytest.mark.parametrize(
+    ("version", "nearest"),
+    [("0.3.1", "0.4"), ("0.10.0", "0.9"), ("1.0.0", "0.9"), ("0.8.0.dev", "0.8"), ("0.7.9.dev", "0.7"), ("x", "0.9")],
+)
+def test_unknown_version_is_refused(version: str, nearest: str) -> None:
+    """A verl whose keys are not known, and whose config cannot be read, is an error that names the nearest one."""
     with pytest.raises(RaydebugError) as failure:
         overlay_profile(DEBUG, PPO, [], {}, installed=Installed(version, None))
     assert str(failure.value) == (
         "error: the profile 'debug' cannot be applied to verl.trainer.main_ppo\n"
         f"cause: verl {version} is installed; the keys of these versions are known: 0.4, 0.5, 0.6, 0.7, 0.8, 0.9\n"
-        "fix: name the version that it is like: raydebug run --dry-run --verl 0.9 ..., or run without --profile"
+        f"fix: name the version that it is like: raydebug run --dry-run --verl {nearest} ..., or run without --profile"
     )
 
 

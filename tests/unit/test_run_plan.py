@@ -10,10 +10,11 @@ import pytest
 
 from raydebug.check.config import Need
 from raydebug.cli.run_plan import Facts, RunOptions, RunPlan, plan_run
+from raydebug.cluster.runner import LocalRunner
 from raydebug.cluster.state import Cluster, Remote
 from raydebug.commands.trainings import read_command
 from raydebug.errors import Exit, RaydebugError
-from raydebug.jobs.submit import Job
+from raydebug.jobs.submit import Job, find_program
 from raydebug.profile.rollouts import Rollouts
 from raydebug.protocol import variables
 from raydebug.settings.debugger import recorder_variables, widened
@@ -79,6 +80,40 @@ def test_plan_of_all_options() -> None:
     )  # fmt: skip
     assert found.notes == ["note: metric 'actor/gradnorm' is unknown; similar: actor/grad_norm; step 1 logs all names"]
     assert found.watch is None
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        ("python pipline.py --steps 2", "pipline.py"),
+        ("python3 -u -X dev pipline.py", "pipline.py"),
+        ("torchrun --nproc_per_node 2 sub/train.py", "sub/train.py"),
+        ("bash nosuch.sh a=1", "nosuch.sh"),
+        ("python train.py", None),
+        ("python -m pipline", None),
+        ("python -c pass pipline.py", None),
+        ("bash -c pipline.sh", None),
+        ("python /workspace/pipline.py", None),  # of a container
+        ("tee pipline.py", None),
+    ],
+)
+def test_a_script_that_is_not_there(command: str, missing: str | None, tmp_path: Path) -> None:
+    """A command whose script is not there is refused before anything starts."""
+    (tmp_path / "train.py").touch()
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("python", "python3", "torchrun", "bash", "tee"):
+        (programs / name).touch(mode=0o755)
+    runner = LocalRunner(str(programs / "python"))
+    if missing is None:
+        find_program(command.split(), tmp_path, runner)
+        return
+    with pytest.raises(RaydebugError) as refused:
+        find_program(command.split(), tmp_path, runner)
+    assert str(refused.value) == (
+        f"error: there is no file {missing}\ncause: {command.split()[0]} would run it in {tmp_path}\n"
+        "fix: check its name, and the folder that you start the run in"
+    )
 
 
 def test_gpu_history() -> None:

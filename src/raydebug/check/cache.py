@@ -98,6 +98,7 @@ def key_of(target: Target, stage: str) -> str:
         list(target.command),
         target.profile,
         target.elsewhere,
+        target.copies,
         str(target.folder),
         sorted(variables.items()),
         [cluster.id, cluster.python, cluster.gpus] if cluster else [],

@@ -20,7 +20,7 @@ from raydebug.profile.load import load_profile
 from raydebug.settings.flavours import install, numbers
 from raydebug.trainers.config import TrainingConfig, value_at
 from raydebug.trainers.registry import TRAINERS, column_of, newest_column
-from raydebug.trainers.trainer import Program
+from raydebug.trainers.trainer import Program, Rules
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
@@ -44,22 +44,46 @@ def judge(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
         facts: `config`, `variables` of the training, `gpus` of the machine, and `verdict` of the trainer itself.
     """
     config, rules = target.config(facts["config"]), target.checks.rules
+    copies = list(judge_copies(target))
     if rules is None:
-        return []
+        return copies
     facts = {**facts, "is_release": is_release(target, facts)}
     if target.elsewhere:
         found = rules.judge(config, {**facts, "gpus": sys.maxsize}, None)
     else:
         found = rules.judge(config, facts, target.gpus)
+    found = [*copies, *found]
     if lacks_values(found):
         return found
     gpus_only = trains_on_gpus_only(target.program, facts["trainer_version"])
     if is_on_cpu(facts["variables"]) and not gpus_only and not target.elsewhere:
         found += _on_cpu(target, config)
     found += not_run(facts)
+    if "full" in facts:
+        found += _at_full_size(rules, target.config(facts["full"]), facts)
     if facts["verdict"] is not None and not any(finding.severity == "error" for finding in found):
         found.append(rules.judge_verdict(facts["verdict"]))
     return found
+
+
+def judge_copies(target: Target) -> Iterator[Finding]:
+    """Return whether a launcher starts a trainer several times that starts its workers itself."""
+    if target.copies is not None:
+        assert target.program is not None
+        launcher, count = target.copies
+        case = "counted" if count else "each-gpu"
+        yield finding(f"command.copies.{case}", program=target.program, launcher=launcher, count=count)
+
+
+def _at_full_size(rules: Rules, config: TrainingConfig, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """Return what does not fit in the command without its profile, as notes: the run that is checked is the small one.
+
+    The GPUs of the full size may be elsewhere.
+    """
+    for found in rules.judge(config, {**facts, "gpus": sys.maxsize}, None):
+        if found.severity == "error" and found.code in ("command.batch", "command.parallel", "command.value"):
+            what = f"at full size, without the profile: {found.what}"
+            yield Finding(found.code, "note", what, found.why, found.fix)
 
 
 def is_release(target: Target, facts: Mapping[str, Any]) -> bool:

@@ -49,6 +49,7 @@ class Target:
         others: the cluster's other nodes, as far as this machine reaches them: name and runner.
         changed: variables that a script, `env` or a fix changes for the command; None: removed.
         elsewhere: the training runs on another machine: this one's GPUs, limits and missing data say nothing about it.
+        copies: the launcher that would start it several times, as `Training` has it.
     """
 
     command: tuple[str, ...]
@@ -63,6 +64,7 @@ class Target:
     others: tuple[tuple[str, Runner], ...] = ()
     changed: Mapping[str, str | None] = field(default_factory=dict)
     elsewhere: bool = False
+    copies: tuple[str, str] | None = None
 
     @property
     def arguments(self) -> list[str]:
@@ -177,6 +179,7 @@ def target_of(training: Training | None, folder: Path, cluster: Cluster | None, 
         profile=profile,
         others=tuple(nodes[:-1]),
         changed=changed,
+        copies=training.copies if training else None,
     )
 
 
@@ -283,8 +286,10 @@ def facts_of(answer: Facts, question: str, limit_s: float) -> Facts:
         facts.setdefault("output", answer.get("output", ""))
         return facts
     last = (answer.get("output") or "").strip().splitlines()[-1:] or ["(it printed nothing)"]
-    if answer.get("late"):
-        raise NoAnswer(finding("check.out-of-time", question=question, limit_s=limit_s, last=last))
+    if "late" in answer:
+        case = "seen" if answer["late"] else "silent"
+        about = {"question": question, "limit_s": limit_s, "place": answer["late"], "last": last}
+        raise NoAnswer(finding(f"check.out-of-time.{case}", **about))
     if "signal" in answer:
         number = answer["signal"]
         death = f"signal {number}" if number > 0 else f"exit code {-number}"

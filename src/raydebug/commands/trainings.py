@@ -18,7 +18,7 @@ from raydebug.commands.syntax import SHELLS, Unreadable, read_script
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import NotPlainText
 from raydebug.trainers.config import is_file
-from raydebug.trainers.launchers import environ_of, launch_notes, starts_in
+from raydebug.trainers.launchers import copies_of, env_notes, environ_of, starts_in
 from raydebug.trainers.registry import recognise, started_by
 from raydebug.trainers.trainer import Program
 
@@ -39,6 +39,7 @@ class Training:
     program: Program
     environ: dict[str, str]  # that it would run in, as far as it was read
     folder: Path  # where it would run
+    copies: tuple[str, str] | None = None  # the launcher that would start it several times: `launchers.copies_of`
     notes: list[str] = field(default_factory=list)  # what of it could not be read, and why
     is_variant: bool = False  # whether it runs in place of another one, by a condition that was not decided
     where: tuple[int, ...] = field(default=(), compare=False, repr=False)  # the places in scripts that led to it
@@ -108,9 +109,9 @@ class _Follower:
         if training := self._training_in(argv):
             start, program = training
             prefix = argv[: len(argv) - len(start)]
-            notes |= launch_notes(argv, prefix, program)
+            copies, noted = copies_of(argv, program), sorted(notes | env_notes(prefix))
             environ = environ_of(prefix, self._texts())
-            self._keep(Training(start, program, environ, self._folder, sorted(notes), where=self._where))
+            self._keep(Training(start, program, environ, self._folder, copies, noted, where=self._where))
             return
         for at, word in enumerate(argv):
             if Path(word).name in SHELLS:

@@ -22,12 +22,14 @@ from raydebug.cluster.known_folders import copies_on, with_local_names
 from raydebug.cluster.runner import NodeRunner, Runner
 from raydebug.cluster.state import DEFAULT_NAME, Cluster, without_token
 from raydebug.cluster.up import ignore_interrupts
+from raydebug.commands.syntax import SHELLS
 from raydebug.commands.trainings import read_command
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol import variables
 from raydebug.protocol.records import BreakpointSpec
 from raydebug.protocol.secrets import is_secret, without_secrets_in_line
 from raydebug.settings.debugger import mode_variables
+from raydebug.trainers.registry import started_by
 
 ID_PREFIX = "raydebug-"
 UNSURE = ("cluster.no-answer", "ray.refused")  # a busy head takes a job and says nothing, or answers with 500
@@ -209,12 +211,19 @@ def copy_of_jobs(cluster: Cluster, here: Path, job: str | None = None) -> str:
 
 
 def find_program(command: list[str], working_dir: Path, runner: Runner) -> None:
-    """Check that a command's program exists where the job will run.
+    """Check that a command's program exists where the job will run, and the script that it gives an interpreter.
 
     Raises:
         RaydebugError: it does not.
     """
-    program = command[0]
+    program, script = command[0], script_of(command)
+    if script and not isinstance(runner, NodeRunner) and not (working_dir / script).exists():
+        raise UsageError(
+            f"there is no file {script}",
+            cause=f"{program} would run it in {working_dir}",
+            fix="check its name, and the folder that you start the run in",
+            code="run.no-script",
+        )
     if not runner.has_program(program, working_dir):
         looked = f"no file {program} in {working_dir}" if "/" in program else f"no '{program}' on the cluster's PATH"
         raise UsageError(
@@ -223,6 +232,19 @@ def find_program(command: list[str], working_dir: Path, runner: Runner) -> None:
             fix="check its name; everything after `--` is the command: raydebug run -- python train.py",
             code="run.command-not-found",
         )
+
+
+def script_of(command: list[str]) -> str | None:
+    """Return the file that an interpreter or a shell is given to run; None for none, and for a path from the root.
+
+    That may be one of a container's own.
+    """
+    name, word = Path(command[0]).name, ""
+    if name in SHELLS:
+        word = "".join(command[1:2])
+    elif (name.startswith("python") or name == "torchrun") and (started := started_by(command)):
+        word = command[started.arguments_at - 1]
+    return word if word.endswith((".py", ".sh")) and not word.startswith("/") else None
 
 
 def node_variables(cluster: Cluster) -> dict[str, str]:

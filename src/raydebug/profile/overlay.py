@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.profile.load import Profile, SettingRule
 from raydebug.protocol import variables
+from raydebug.settings.flavours import numbers
 from raydebug.trainers.argparse_trainer import ArgparseTrainer
 from raydebug.trainers.arguments import Arguments
 from raydebug.trainers.keys import Column
@@ -169,7 +170,10 @@ def _check_version(command: Arguments, program: Program, installed: Installed, v
 
 
 def _unknown_version(profile: Profile, program: Program, installed: Installed) -> RaydebugError:
-    again = f"raydebug run --dry-run --verl {known_versions(program.name).rpartition(' ')[2]} ..."
+    known = known_versions(program.name)
+    older = [release for release in known if installed.version and numbers(release) <= numbers(installed.version)]
+    nearest = older[-1] if older else known[0] if installed.version and numbers(installed.version) else known[-1]
+    again = f"raydebug run --dry-run --verl {nearest} ..."
     if installed.version is None and installed.values is None:
         cause = f"{installed.unread}, and its version is not known"
         fix = f"run it where {program.trainer.name} is installed, or name the version: {again}"
@@ -178,7 +182,7 @@ def _unknown_version(profile: Profile, program: Program, installed: Installed) -
         why = f", and its config cannot be read: {installed.unread}" if installed.unread else ""
         cause = (
             f"{name} {installed.version or '(no version)'} is installed{why}; the keys of these versions are"
-            f" known: {known_versions(program.name)}"
+            f" known: {', '.join(known)}"
         )
         fix = f"name the version that it is like: {again}, or run without --profile"
     return UsageError(

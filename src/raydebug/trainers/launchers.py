@@ -17,15 +17,22 @@ _COUNTS = {  # the options that say how often a launcher starts a program
 }  # fmt: skip
 
 
-def launch_notes(argv: list[str], prefix: list[str], program: Program) -> set[str]:
-    """Return what is odd about how a command starts a trainer, behind a prefix of other programs."""
+def env_notes(prefix: Sequence[str]) -> set[str]:
+    """Return what is odd about an `env` in a prefix of other programs."""
     behind = prefix[prefix.index("env") + 1 :] if "env" in prefix else []
     behind = [word for word in behind if "=" in word or word[:1] == "-"]
-    notes = set[str]()
     if any(word[:1] == "-" and "=" in before for before, word in itertools.pairwise(behind)):
-        notes.add("an option of `env` stands behind its variables, where it is taken for the program to run")
+        return {"an option of `env` stands behind its variables, where it is taken for the program to run"}
+    return set()
+
+
+def copies_of(argv: list[str], program: Program) -> tuple[str, str] | None:
+    """Return the launcher that starts a trainer several times, and how often; None for no such one.
+
+    The number is empty where it is that of the GPUs.
+    """
     if program.name in _OWN_LAUNCHERS:
-        return notes
+        return None
     command = argv[: argv.index(program.module)] if program.module in argv else argv
     for at, word in enumerate(command):
         name = "torchrun" if word in ("torch.distributed.run", "torch.distributed.launch") else Path(word).name
@@ -34,11 +41,8 @@ def launch_notes(argv: list[str], prefix: list[str], program: Program) -> set[st
         options = " ".join(command[at:])
         count = re.search(rf"(?:^| )(?:{'|'.join(_COUNTS[name])})[= ]?(\d+|gpu|auto)\b", options)
         if (count and count[1] != "1") or (not count and name in ("accelerate", "deepspeed")):
-            times = f"{count[1]} times" if count and count[1].isdigit() else "once for each GPU"
-            own = program.module.rpartition(".")[2]
-            notes.add(f"{own} starts its workers itself; {name} starts it {times}: python -m {program.module} ...")
-            break
-    return notes
+            return name, count[1] if count and count[1].isdigit() else ""
+    return None
 
 
 def starts_in(argv: list[str]) -> Iterator[list[str]]:

@@ -174,9 +174,10 @@ def newest_column(program: str) -> Column:
     return next(column for column in reversed(list(columns()[program].values())) if column)
 
 
-def known_versions(program: str) -> str:
-    """Return the versions that have columns, as an error names them: `0.4, 0.5`."""
-    return ", ".join(dict.fromkeys(f"{number[0]}.{number[1]}" for number, _ in _releases(columns()[program])))
+def known_versions(program: str) -> list[str]:
+    """Return the versions that have the program, oldest first, as an error names them: `0.4`, `0.5`."""
+    table = columns()[program]
+    return list(dict.fromkeys(f"{number[0]}.{number[1]}" for number, name in _releases(table) if table[name]))
 
 
 def modules_known() -> str:

@@ -8,20 +8,26 @@ time is over.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
+import re
 import select
 import signal
 import sys
 import time
 from typing import Any
 
+from raydebug.check import probes
 from raydebug.check.probes import BUSY_TIMES, MARK, Facts
 from raydebug.errors import RaydebugError
 from raydebug.findings import describe_exception
 
 OUTPUT_BYTES_MAX = 64 * 1024
 CHUNK = 65536
+STACK_LIMIT_S, STACK_ENDS_S = 2.0, 0.2  # until a process begins to write its stack, and until the next piece of it
+# Folders whose functions are not the user's.
+NOT_OWN = re.compile(rf"<|{re.escape(os.path.dirname(os.__file__))}/|.*/(site-packages|dist-packages|raydebug)/")  # noqa: PTH120
 AS_THE_JOB = ("data", "model", "engine")  # import what the training imports: a fork of verl in its folder, a reward
 
 
@@ -43,7 +49,8 @@ def run_apart(request: Facts, *, limit_s: float) -> Facts:
 
     Returns:
         `facts`, what the module found; or one of `failed` (an exception: type, message, where, traceback), `signal`
-        (the child died of it) and `late` (True: it was killed). And `output`, what was printed meanwhile.
+        (the child died of it) and `late` (it was killed: where it was, as far as it is known). And `output`, what was
+        printed meanwhile.
     """
     answer_end, child_answer = os.pipe()
     output_end, child_output = os.pipe()
@@ -59,10 +66,11 @@ def run_apart(request: Facts, *, limit_s: float) -> Facts:
             os.killpg(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
     answer: Facts = {"output": output}
+    *progress, last = said.decode(errors="replace").splitlines() or [""]
     if late:
-        return {**answer, "late": True}
-    if said:
-        return {**answer, **json.loads(said)}
+        return {**answer, "late": _place([*progress, last])}
+    if last.startswith("{"):
+        return {**answer, **json.loads(last)}
     return {**answer, "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else -os.WEXITSTATUS(status)}
 
 
@@ -71,6 +79,8 @@ def _be_the_child(request: Facts, answer_end: int, output_end: int) -> None:
     os.dup2(output_end, 1)
     os.dup2(output_end, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    faulthandler.register(signal.SIGUSR1, answer_end, all_threads=False)
+    probes.answer_end = answer_end
     if request["question"] in AS_THE_JOB:
         # The folder of the training, behind the standard library: a types.py there is not for us.
         installed = (at for at, path in enumerate(sys.path) if path.endswith(("site-packages", "dist-packages")))
@@ -111,7 +121,7 @@ def _listen(child: int, answer_end: int, output_end: int, limit_s: float) -> tup
         if left_s <= 0:
             deadline = started + limit_s + min(_waited_s(child), limit_s * (BUSY_TIMES - 1))
             if deadline <= time.monotonic():
-                return bytes(said), _shortened(output), True
+                return bytes(said) + _stack_of(child, answer_end), _shortened(output), True
             continue
         ready, _, _ = select.select([answer_end, output_end], [], [], left_s)
         if output_end in ready:
@@ -123,6 +133,31 @@ def _listen(child: int, answer_end: int, output_end: int, limit_s: float) -> tup
             said += piece
             if not piece:  # a grandchild may hold the other pipe for ever
                 return bytes(said), _shortened(output + _rest(output_end)), False
+
+
+def _stack_of(child: int, answer_end: int) -> bytes:
+    """Return the stack of a child as faulthandler writes it, the last call first; empty if it does not."""
+    os.kill(child, signal.SIGUSR1)
+    stack = bytearray()
+    while select.select([answer_end], [], [], STACK_ENDS_S if stack else STACK_LIMIT_S)[0]:
+        piece = os.read(answer_end, CHUNK)
+        if not piece:
+            break
+        stack += piece
+    return bytes(stack)
+
+
+def _place(lines: list[str]) -> str:
+    """Return where a child was, of its stack, and what it was doing there, of what it said before; empty if unknown."""
+    calls = [found for line in lines if (found := re.match(r'  File "(.+)", line (\d+) in (.+)', line))]
+    if not calls:
+        return ""
+    call = next((call for call in calls if not NOT_OWN.match(call[1])), calls[0])
+    place = f"{call[3]} at {call[1].removeprefix(os.getcwd() + os.sep)}:{call[2]}"  # noqa: PTH109 - a prefix of text
+    said = [found for line in lines if (found := re.fullmatch(r"([\d.]+) (.*)", line))]
+    if said and said[-1][2]:
+        place += f", {said[-1][2]}, for {time.monotonic() - float(said[-1][1]):.0f} s"
+    return place
 
 
 def _waited_s(pid: int) -> float:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from raydebug.check.probes import Facts
+from raydebug.check.probes import Facts, doing
 from raydebug.check.probes.env import list_gpus
 from raydebug.check.probes.images import count_placeholders, count_tokens, has_vision, look_at_images
 from raydebug.check.probes.plan import VERDICT_NEEDS, Plan, compose, paths_of, read_by, trainer_version, variables
@@ -54,6 +54,8 @@ def gather(request: Facts) -> Facts:
             "reward": try_reward(plan, rules, rows[:REWARD_ROWS], version),
             "verdict": plan.verdict(),
         }
+        if request.get("profile"):
+            facts["full"] = compose({**request, "profile": None}).composed.values
         own = [facts["reward"]["path"], config.get("tokenizer") or config.get("model")]
     facts |= plan.as_facts()
     for files in splits.values():
@@ -187,7 +189,8 @@ def try_reward(plan: Plan, rules: Rules, rows: list[Facts], version: str = "") -
     try:
         in_sys = plan.program.trainer.name == "verl" and bool(version) and numbers(version) < NOT_IN_SYS_SINCE
         load = partial(_load_function, str(reward.path), reward.name, found, in_sys=in_sys)
-        function = load() if reward.path else rules.own_reward()
+        with doing("as the reward function is loaded"):
+            function = load() if reward.path else rules.own_reward()
     except Exception as failure:  # noqa: BLE001 - the user's own code
         missing = (failure.name or "").partition(".")[0] if isinstance(failure, ModuleNotFoundError) else ""
         if missing in VERDICT_NEEDS:  # every training needs these: stage `env` reports them
@@ -204,7 +207,8 @@ def try_reward(plan: Plan, rules: Rules, rows: list[Facts], version: str = "") -
         except (KeyError, TypeError):
             called = {"skipped": "the row lacks a column"}  # the rules about columns report it
         else:
-            called = _call_reward(function, arguments)
+            with doing(f"row {index}"):
+                called = _call_reward(function, arguments)
         found["calls"].append({"row": index, "source": row.get("data_source"), **called})
     return found
 
