@@ -1,4 +1,4 @@
-"""`python docs/generate.py`: write docs/05-cli.md, contributing/faults.md, and the tables of README and other pages.
+"""`python docs/generate.py`: write docs/05-cli.md, docs/reference, contributing/faults.md, and parts of other pages.
 
 Needs raydebug installed. tests/unit/test_docs.py compares the files with it.
 """
@@ -14,10 +14,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 CLI_PAGE = ROOT / "docs" / "05-cli.md"
 README = ROOT / "README.md"
-CHECKS_PAGE = ROOT / "docs" / "03-checks.md"
+REFERENCE = ROOT / "docs" / "reference"
+CODES_PAGE = REFERENCE / "codes.md"
+FAILURES_PAGE = REFERENCE / "failures.md"
+KEYS_PAGE = REFERENCE / "keys.md"
 ATTACH_PAGE = ROOT / "docs" / "02-attach.md"
-TROUBLE_PAGE = ROOT / "docs" / "06-troubleshooting.md"
 PROFILES_PAGE = ROOT / "docs" / "15-profiles.md"
+AGENTS_PAGE = ROOT / "docs" / "11-agents.md"
+CLUSTERS_PAGE = ROOT / "docs" / "12-clusters.md"
 RESULTS = ROOT / "bench" / "results.json"
 REGENERATE = "python docs/generate.py"
 SYMPTOM_CHARS = 120
@@ -59,21 +63,22 @@ def cli_page() -> str:
 
 Made by `{REGENERATE}` from the program; `raydebug VERB --help` shows the same.
 
-Data goes to stdout, narration to stderr. An error has three lines on stderr, `error:`, `cause:` and `fix:`; with
+Results go to stdout, progress to stderr. An error has three lines on stderr, `error:`, `cause:` and `fix:`; with
 `--json` it is `{{"error": {{"code", "message", "cause", "fix"}}}}`. `raydebug --debug VERB ...` adds the executed
 commands and tracebacks; `raydebug --version` prints the version; `raydebug --install-completion` sets up the shell.
 
 Exit codes: 0 success; 1 failure; 2 usage or configuration; 3 a port, a name or a pause is taken; 4 the session is lost;
-5 no usable Docker engine; 124 timeout; 130 Ctrl-C; 141 the reader of stdout has gone (`raydebug job logs | head`). What
-stderr cannot take is dropped.
+5 no usable Docker engine; 124 timeout; 130 Ctrl-C; 141 the reader of stdout has gone (`raydebug job logs | head`). If
+stderr is closed, messages are dropped.
 
-A verb is for the cluster of `--name`; else for that of the variable `RAYDEBUG_CLUSTER`; else for `default` if it is
-there, or the only one that is. `run`, `try` and `check` take the only one if it runs and `up` has started it, and say
-so; several are an error that lists them. `up` and `down` take `default`.
+The cluster of a verb is that of `--name`; without it that of the variable `RAYDEBUG_CLUSTER`; without both `default`,
+or the only one that exists. `run`, `try` and `check` take the only one if it runs and was started by `up`, and say so.
+If there are several, the error lists them. `up` and `down` take `default`.
 
-`raydebug run` and `job logs -f` return the job's own code, also when stdout is lost: they say so, and follow the job
-to its end. Ctrl-C asks whether to stop the job. SIGTERM and SIGHUP leave it running, but for a cluster that `run` has
-started for it; the code is 128 plus the signal. The run is recorded as `interrupted`, until the job is followed again.
+`raydebug run` and `job logs -f` return the job's own exit code. If stdout is closed, they say so and still follow the
+job to its end. Ctrl-C asks whether to stop the job. SIGTERM and SIGHUP leave it running, unless `run` has started the
+cluster for it; the exit code is 128 plus the signal. The run is recorded as `interrupted` until the job is followed
+again.
 
 {command_table()}
 
@@ -222,32 +227,79 @@ def _shown(key: Any) -> str:
 
 def profiles_page(text: str) -> str:
     """Return the text of docs/15-profiles.md with its tables regenerated."""
-    tables = {"profiles": profile_table(), "programs": program_table()}
-    for trainer in ("ppo", "easyr1", "sft", "fsdp_sft", "generation", "openrlhf_ppo", "slime"):
-        tables[f"words of {trainer}"] = word_table(trainer)
-    return _filled(text, tables)
+    return _filled(text, {"profiles": profile_table(), "programs": program_table()})
+
+
+KEYS = {
+    "ppo": "`verl.trainer.main_ppo` (main_generation_server has some of these, from 0.6.0)",
+    "easyr1": "`verl.trainer.main` of EasyR1",
+    "sft": "`sft_trainer`, from 0.6.0 (sft_trainer_ray, from 0.7.0, has `trainer.n_gpus_per_node`, `trainer.nnodes`)",
+    "fsdp_sft": "`fsdp_sft_trainer`, to 0.7.0",
+    "generation": "`main_generation`, to 0.7.0",
+    "openrlhf_ppo": "`openrlhf.cli.train_ppo_ray`: options without their leading dashes",
+    "slime": "`train.py` and `train_async.py` of slime: options without their leading dashes (0.0.1 is the tag v0.1.0)",
+}
+
+
+def keys_page() -> str:
+    """Return docs/reference/keys.md: the words of a profile in the keys of each trainer."""
+    tables = "\n".join(f"\n## {title}\n\n{word_table(name)}" for name, title in KEYS.items())
+    return f"""\
+# Keys of profiles
+
+Made by `{REGENERATE}`: the words of a [profile](../15-profiles.md) in each trainer's keys. `nox -s wheels`
+compares them with the configs in the wheels of verl. A `+` means that verl reads the key without listing it.
+{tables}
+"""
+
+
+def install_lines(extras: str) -> str:
+    """Return the block that installs raydebug with these extras, from the checkout."""
+    from raydebug.settings.flavours import install_raydebug
+
+    return f"```\n{install_raydebug(extras)}\n```"
+
+
+def image_lines() -> str:
+    """Return the block that installs raydebug in an image of Ray's."""
+    from raydebug.settings.flavours import WHEEL
+
+    return f"```dockerfile\nFROM rayproject/ray:2.60.0-py311\nCOPY {WHEEL} .\nRUN pip install ./{WHEEL}\n```"
 
 
 def readme(text: str) -> str:
-    """Return README's text with the table between its markers regenerated."""
-    return _filled(text, {"figures": figure_table()})
+    """Return README's text with the parts between its markers regenerated."""
+    return _filled(text, {"figures": figure_table(), "install": install_lines("all")})
 
 
-def code_table() -> str:
-    """Return the table of findings' codes of docs/03-checks.md."""
+def agents_page(text: str) -> str:
+    """Return the text of docs/11-agents.md with its line to install regenerated."""
+    return _filled(text, {"install": install_lines("cli,mcp")})
+
+
+def clusters_page(text: str) -> str:
+    """Return the text of docs/12-clusters.md with its lines of an image regenerated."""
+    return _filled(text, {"image": image_lines()})
+
+
+def codes_page() -> str:
+    """Return docs/reference/codes.md: the codes of findings."""
     from raydebug.findings import meanings
 
     rows = [f"| `{code}` | {_cell(meaning)} |" for code, meaning in meanings()]
-    return "\n".join(["| code | meaning |", "|---|---|", *rows])
+    return f"""\
+# Codes of findings
+
+Made by `{REGENERATE}`: the codes that [`raydebug check`](../03-checks.md) and the metrics of a run can give.
+
+| code | meaning |
+|---|---|
+{chr(10).join(rows)}
+"""
 
 
-def checks_page(text: str) -> str:
-    """Return the text of docs/03-checks.md with its table regenerated."""
-    return _filled(text, {"codes": code_table()})
-
-
-def failure_table() -> str:
-    """Return the table of the failures that `raydebug diagnose` knows: of each class its most exact rule."""
+def failures_page() -> str:
+    """Return docs/reference/failures.md: of each class that `raydebug diagnose` knows its most exact rule."""
     from raydebug.diagnose.rules import load_rules
 
     exact: dict[str, Any] = {}
@@ -259,12 +311,16 @@ def failure_table() -> str:
         cut = symptom if len(symptom) <= SYMPTOM_CHARS else symptom[: SYMPTOM_CHARS - 4] + " ..."
         again = " (`--again`)" if any(one.when.search(rule.example) for one in rule.apply) else ""
         rows.append(f"| `{name}` | `` {_cell(cut)} `` | {_cell(rule.cause)} | {_cell(rule.fix)}{again} |")
-    return "\n".join(["| class | symptom | cause | fix |", "|---|---|---|---|", *rows])
+    return f"""\
+# Failures that `raydebug diagnose` knows
 
+Made by `{REGENERATE}` from the rules, `src/raydebug/diagnose/rules/*.toml`. `--again` marks a fix that
+[`raydebug run --again`](../06-troubleshooting.md#what-a-log-says) can apply.
 
-def trouble_page(text: str) -> str:
-    """Return the text of docs/06-troubleshooting.md with its table regenerated."""
-    return _filled(text, {"failures": failure_table()})
+| class | symptom | cause | fix |
+|---|---|---|---|
+{chr(10).join(rows)}
+"""
 
 
 def attach_page(text: str) -> str:
@@ -281,15 +337,23 @@ def _filled(text: str, tables: dict[str, str]) -> str:
     return text
 
 
+WHOLE = {CLI_PAGE: cli_page, CODES_PAGE: codes_page, FAILURES_PAGE: failures_page, KEYS_PAGE: keys_page}
+PARTS = {
+    README: readme,
+    ATTACH_PAGE: attach_page,
+    PROFILES_PAGE: profiles_page,
+    AGENTS_PAGE: agents_page,
+    CLUSTERS_PAGE: clusters_page,
+}
+
+
 def main() -> None:
     """Write the files."""
-    CLI_PAGE.write_text(cli_page(), encoding="utf-8")
-    README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
-    CHECKS_PAGE.write_text(checks_page(CHECKS_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    profiles = PROFILES_PAGE.read_text(encoding="utf-8")
-    PROFILES_PAGE.write_text(profiles_page(profiles), encoding="utf-8")
-    TROUBLE_PAGE.write_text(trouble_page(TROUBLE_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    ATTACH_PAGE.write_text(attach_page(ATTACH_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    REFERENCE.mkdir(exist_ok=True)
+    for page, whole in WHOLE.items():
+        page.write_text(whole(), encoding="utf-8")
+    for page, filled in PARTS.items():
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
     import fault_page  # beside this file
 
     fault_page.PAGE.write_text(fault_page.page(), encoding="utf-8")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = ROOT / "docs" / "zensical.toml"
-PAGES = ("*.md", "docs/*.md", "docs/contributing/*.md", "bench/*.md")
+PAGES = ("*.md", "docs/*.md", "docs/contributing/*.md", "docs/reference/*.md", "bench/*.md")
 OTHERS = ("docs/pictures/*.svg", "docs/pictures/*.png", "docs/site.css", "docs/site.js")
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 

@@ -154,7 +154,7 @@ def test_without_ray(environment: Callable[..., Path], folder: Path, python: str
     assert up.stderr.splitlines()[-3:] == [
         "error: ray is not installed in the cluster's Python",
         f"cause: {python} has no distribution 'ray'",
-        f"fix: {python} -m pip install 'raydebug[ray]'",
+        f"fix: in raydebug's checkout: {python} -m pip install '.[ray]'",
     ]
 
 
@@ -172,7 +172,7 @@ def test_what_the_wheel_alone_brings(environment: Callable[..., Path], tmp_path:
     assert done.stderr.splitlines() == [
         "error: the command line of raydebug is not installed here",
         f"cause: {python} has no module 'typer'; the wheel alone has what a training needs",
-        f"fix: {python} -m pip install 'raydebug[cli]'; or beside it: uv tool install 'raydebug[cli]'",
+        f"fix: in raydebug's checkout: {python} -m pip install '.[cli]'; or beside it: uv tool install '.[cli]'",
     ]
 
 

@@ -53,13 +53,11 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="ignore")
 
 
-@pytest.mark.parametrize("name", ["cli", "readme", "attach", "checks", "trouble", "profiles"])
-def test_generated_parts_are_current(generate, name):
-    """Help, tables of verbs, results, commands, codes, rules and profiles in the pages are those of the program."""
-    page = generate.README if name == "readme" else getattr(generate, f"{name.upper()}_PAGE")
-    made = getattr(generate, name if name == "readme" else f"{name}_page")
-    current = made() if name == "cli" else made(_text(page))
-    assert _text(page) == current, f"run: {generate.REGENERATE}"
+def test_generated_parts_are_current(generate):
+    """Help, results, commands, codes, rules, profiles and lines to install in the pages are those of the program."""
+    stale = [page.name for page, whole in generate.WHOLE.items() if _text(page) != whole()]
+    stale += [page.name for page, filled in generate.PARTS.items() if _text(page) != filled(_text(page))]
+    assert stale == [], f"run: {generate.REGENERATE}"
 
 
 def test_cells_have_no_bare_bar(generate):
@@ -154,6 +152,13 @@ def test_no_file_names_a_machine():
     named = [f"{path.relative_to(ROOT)}: {place}" for path in _tracked() for place in places if place in _text(path)]
     homes = [str(page.relative_to(ROOT)) for page in PAGES if re.search(r"/root/|/home/|\.pyenv", _text(page))]
     assert (named, homes) == ([], [])
+
+
+def test_nothing_is_installed_from_an_index():
+    """No package index has raydebug yet: no tracked file says that it can be installed by its name."""
+    by_name = re.compile(r"(?:pip|tool) install (?:-\S+ )*['\"]?raydebug(?:-cpu)?(?:[\[='\"`]|\s|$)", re.MULTILINE)
+    said = {str(path.relative_to(ROOT)): match[0] for path in _tracked() if (match := by_name.search(_text(path)))}
+    assert said == {}
 
 
 def test_no_file_names_a_package_host():

@@ -160,7 +160,7 @@ def test_without_the_extra() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert error == "error: `raydebug mcp` needs the SDK of the Model Context Protocol"
     assert cause.startswith("cause: No module named 'mcp")
-    assert fix == "fix: pip install 'raydebug[mcp]'"
+    assert fix == "fix: in raydebug's checkout: pip install '.[mcp]'"
     assert "mcp" in run_verb("--help", before=missing).stdout
     assert run_verb("check", "--help", before=missing).returncode == 0
 

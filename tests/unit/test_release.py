@@ -117,7 +117,7 @@ def test_version_has_one_source() -> None:
 
 
 def test_the_wheel_has_the_tested_ranges() -> None:
-    """`pip install 'raydebug[ray]'` takes the versions that `check env` calls tested."""
+    """The extra `ray` takes the versions that `check env` calls tested."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for line in (*project["dependencies"], *project["optional-dependencies"]["ray"]):
         name = re.split(r"[\[>]", line)[0]

@@ -82,10 +82,13 @@ def _code_of(error: Exception, *, debug: bool, as_json: bool) -> int:
     if kind == "Exit":
         return int(getattr(error, "exit_code", Exit.OK))
     if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in OF_CLI:
+        from raydebug.settings.flavours import install_raydebug
+
+        line = f"{sys.executable} -m {install_raydebug('cli')}"
         missing = UsageError(
             "the command line of raydebug is not installed here",
             cause=f"{sys.executable} has no module '{error.name}'; the wheel alone has what a training needs",
-            fix=f"{sys.executable} -m pip install 'raydebug[cli]'; or beside it: uv tool install 'raydebug[cli]'",
+            fix=f"in raydebug's checkout: {line}; or beside it: uv tool install '.[cli]'",
             code="cli.missing",
         )
         render.error(missing, as_json=as_json)

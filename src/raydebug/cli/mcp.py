@@ -36,10 +36,12 @@ def mcp(
     try:
         from mcp.server import MCPServer  # noqa: F401 - 1 s, and only here
     except ImportError as error:
+        from raydebug.settings.flavours import install_raydebug
+
         raise UsageError(
             "`raydebug mcp` needs the SDK of the Model Context Protocol",
             cause=str(error),
-            fix="pip install 'raydebug[mcp]'",
+            fix=f"in raydebug's checkout: {install_raydebug('mcp')}",
             code="mcp.not-installed",
         ) from error
     from raydebug.mcp.tools import serve

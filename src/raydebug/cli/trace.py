@@ -35,7 +35,7 @@ def trace(
     ] = None,
     output: _Output = None,
     opens: Annotated[
-        bool, typer.Option("--open", help="Show it in the browser, with the viewer of raydebug[viewer].")
+        bool, typer.Option("--open", help="Show it in the browser, with the viewer of the extra `viewer`.")
     ] = False,
     why: Annotated[
         int | None, typer.Option("--why", help="Say where this step took longer than its neighbours.", metavar="STEP")
@@ -118,7 +118,10 @@ def _open(path: Path) -> None:
 
     folder = find_viewer()
     if folder is None:
-        render.say(f"no viewer is installed (pip install 'raydebug[viewer]'): open {PUBLIC}, and there the file {path}")
+        from raydebug.settings.flavours import install_raydebug
+
+        line = f"in raydebug's checkout: {install_raydebug('viewer')}"
+        render.say(f"no viewer is installed ({line}): open {PUBLIC}, and there the file {path}")
         return
     import threading
     import webbrowser

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypedDict
 
-import raydebug
 from raydebug.cluster.dashboard import ENDED, OWN_JOBS, Dashboard
 from raydebug.cluster.joined_job import MARK, NODE_LIMIT_S
 from raydebug.cluster.known_folders import copies_on
@@ -24,6 +23,7 @@ from raydebug.errors import Exit, RaydebugError
 from raydebug.process import SAFE_PATH, too_old
 from raydebug.protocol import records
 from raydebug.protocol.records import text_of_at_most
+from raydebug.settings.flavours import WHEEL
 
 GATEWAY, NODES = OWN_JOBS
 JOB_STARTS_S = 60.0
@@ -162,11 +162,10 @@ def _no_answer(cluster: Cluster, job: str, log: str) -> RaydebugError:
 
 def lacks_raydebug(cause: str) -> RaydebugError:
     """Return the error that the Python of a node cannot be debugged as it is."""
-    version = raydebug.__version__
     return RaydebugError(
         "raydebug is not usable in the Python of all nodes",
         cause=cause,
-        fix=f"install it on all nodes, Python 3.11 or later; in an image: RUN pip install raydebug=={version}",
+        fix=f"install it on all nodes, Python 3.11 or later; in an image: COPY {WHEEL} and RUN pip install ./{WHEEL}",
         code="joined.no-raydebug",
     )
 

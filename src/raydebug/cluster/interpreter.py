@@ -15,7 +15,7 @@ import raydebug
 from raydebug import process
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.process import SAFE_PATH, answer_in
-from raydebug.settings.flavours import flavour_of
+from raydebug.settings.flavours import flavour_of, install_raydebug
 
 # Run by the cluster's own interpreter: what is installed there, without importing it.
 PROBE = """
@@ -91,7 +91,7 @@ def probe_environment(python: str) -> Environment:
                 cause=f"{python} has no distribution '{package}'",
                 fix="install this raydebug there"
                 if package == "raydebug"
-                else f"{python} -m pip install 'raydebug[ray]'",
+                else f"in raydebug's checkout: {python} -m {install_raydebug('ray')}",
                 code="environment.missing",
             )
     if found["raydebug"] != raydebug.__version__:

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 from raydebug.errors import RaydebugError
 from raydebug.process import start_filter
 from raydebug.settings.files import decode, read_bounded
+from raydebug.settings.flavours import install_raydebug
 
 SCRIPT_BYTES_MAX = 256 * 1024
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
@@ -101,7 +102,7 @@ def _tree(text: bytes) -> Node:
         raise RaydebugError(
             "a shell script cannot be read without running it",
             cause="the program `shfmt` is not installed",
-            fix="pip install 'raydebug[cli]', or give the training command itself",
+            fix=f"in raydebug's checkout: {install_raydebug('cli')}; or give the training command itself",
             code="profile.no-shfmt",
         )
     with start_filter([program, "--to-json", "--language-dialect", "bash"], errors=subprocess.PIPE) as reader:

@@ -1,7 +1,7 @@
 """Findings: what is wrong, why, and how to fix it. Their texts are data: AREA.toml of this folder, a table a code.
 
 A table has these keys:
-    meaning: of the code, for the table in docs/03-checks.md.
+    meaning: of the code, for the table in docs/reference/codes.md.
     severity: `error` (the training would fail, or do something else than was asked; the stage fails), `warning` (it
         may) or `note` (to know).
     what: what is wrong, with the value; no full stop.

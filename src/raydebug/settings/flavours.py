@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from raydebug import __version__
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import NotPlainText, environment_dir, read_plain
 
@@ -69,6 +70,14 @@ def flavour_variables(flavour: str) -> dict[str, str]:
 
 # As pip calls the modules that have another name.
 _DISTRIBUTIONS = {"hydra": "hydra-core", "PIL": "pillow", "huggingface_hub": "huggingface-hub"}
+
+
+WHEEL = f"raydebug-{__version__}-py3-none-any.whl"  # as `pip wheel --no-deps .` names it
+
+
+def install_raydebug(extras: str) -> str:
+    """Return the command that installs raydebug; no package index has it yet, so it is one for its checkout."""
+    return f"pip install '.[{extras}]'"
 
 
 def install(package: str = "", flavour: str = "") -> str:
