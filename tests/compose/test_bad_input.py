@@ -21,7 +21,6 @@ FILES = ("-f", "docker-compose.yml", "-f", "docker-compose.cpu.yml")
 # Words and values
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("variable", ["SHM_SIZE", "PIDS_LIMIT", "HEAD_MEMORY"])
 def test_value_that_compose_refuses(project, name, variable):
     """An invalid size is refused before a container is created, with docker compose's own message, exit code 2."""
@@ -57,7 +56,6 @@ def settings(text: bytes, folder: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "text",
     [
@@ -78,7 +76,6 @@ def test_forms_of_env_file(tmp_path, text):
     assert document["services"]["head"]["ports"][0]["published"] == "9265"
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -99,7 +96,6 @@ def test_wrong_env_file(tmp_path, text, said):
     assert said in done.stderr
 
 
-@pytest.mark.timeout(60)
 def test_f50_up_in_a_checkout_with_a_wrong_env_file(tmp_path, name):
     """F50: `up` in a checkout refuses an invalid .env before it creates anything, with the line, exit code 2."""
     for part in ("env", "docker-compose.yml", "docker-compose.cpu.yml"):
@@ -138,7 +134,6 @@ def entrypoint(
     )  # fmt: skip
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("content", "mode", "what", "fix"),
     [
@@ -156,7 +151,6 @@ def test_token_file(tmp_path, content, mode, what, fix):
     assert fix in done.stderr
 
 
-@pytest.mark.timeout(60)
 def test_token_mode_off():
     """A container without token mode refuses to start, exit code 2."""
     done = subprocess.run(
@@ -166,7 +160,6 @@ def test_token_mode_off():
     assert three_lines(done, 2) == "error: Ray's token mode is off"
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("role", ["head", "worker"])
 def test_f51_shared_memory_of_a_node(tmp_path, role):
     """F51: a node whose object store does not fit in its shared memory refuses to start, with both sizes, exit 2."""

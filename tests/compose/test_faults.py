@@ -203,7 +203,6 @@ def foreign_container() -> Iterator[tuple[str, int]]:
     docker("rm", "--force", name)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("option", ["--dashboard-port", "--gateway-port"])
 def test_f43_port_taken_by_a_container(project, name, foreign_container, option):
     """F43: a port that a foreign container publishes is refused with the container's name, exit code 3."""

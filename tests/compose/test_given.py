@@ -156,7 +156,6 @@ def test_bad_input(project, tmp_path, name):
     assert up("--cluster", "local", "--dry-run") == "error: --flavour and --dry-run are for --cluster compose"
 
 
-@pytest.mark.timeout(60)
 def test_dry_run(project, name):
     """`up --dry-run` shows each size with its arithmetic and the command, and creates nothing."""
     env = {k: v for k, v in os.environ.items() if k not in ("SHM_SIZE", "OBJECT_STORE_BYTES", "HEAD_CPUS")}

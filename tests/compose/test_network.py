@@ -18,7 +18,7 @@ from raydebug.cluster.find import load_cluster
 from raydebug.cluster.state import Cluster
 from runs import Run, raydebug, up_in_containers, wait_for
 
-pytestmark = pytest.mark.xdist_group("long")
+pytestmark = [pytest.mark.xdist_group("long"), pytest.mark.timeout(300)]
 
 LONG = "RAYDEBUG_TEST_LONG" in os.environ
 PLACE = ("kind", "file", "line", "function", "pid", "ip")
@@ -71,7 +71,6 @@ def ids_of(cluster: Cluster, node_state: str) -> list[str]:
 # The connection to the gateway
 
 
-@pytest.mark.timeout(300)
 def test_f22_gateway_cut_from_worker(victim, paused):
     """F22: a worker is cut off: its client exits with 4 within 10 s; after the cut the pause is listed again."""
     job, pause, client = paused
@@ -88,7 +87,6 @@ def test_f22_gateway_cut_from_worker(victim, paused):
 
 
 @pytest.mark.alone
-@pytest.mark.timeout(300)
 def test_f20_gateway_killed_and_started(victim, paused):
     """F20: a killed gateway ends its client with 4 in 2 s; once healthy, it lists the pause at its frame within 2 s."""
     job, pause, client = paused
@@ -113,7 +111,6 @@ def test_f20_gateway_killed_and_started(victim, paused):
 # The connection to the head
 
 
-@pytest.mark.timeout(300)
 def test_f23_half_a_minute(victim, paused):
     """F23: a worker without network for 30 s stays in the cluster; its task is still paused, and then finishes."""
     job, pause, client = paused
@@ -151,7 +148,6 @@ def test_f23_two_minutes(victim, paused):
 # A frozen container
 
 
-@pytest.mark.timeout(300)
 def test_f24_frozen_worker(victim, paused):
     """F24: a worker is frozen for 60 s: its client reports a running evaluation; then session, job, node continue.
 
@@ -198,7 +194,6 @@ asyncio.run(main(*sys.argv[1:]))
 WORKERS = "/api/v0/workers?detail=1&filter_keys=num_paused_threads&filter_predicates=%21%3D&filter_values=0"
 
 
-@pytest.mark.timeout(300)
 def test_open_mode(project, monkeypatch):
     """S7: with RAYDEBUG_OPEN=1 a debugger inside the network attaches to Ray's own listener; no port leads there."""
     monkeypatch.setenv("RAYDEBUG_OPEN", "1")

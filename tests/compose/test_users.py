@@ -33,7 +33,6 @@ def stranger() -> Iterator[int]:
         yield FIRST_ACCOUNT
 
 
-@pytest.mark.timeout(60)
 def test_an_account_of_the_host_cannot_read_the_token(cluster, stranger):
     """S4: containers that root starts run as an unused id; the account 1000 cannot read the token through /proc."""
     for container in containers(cluster):
@@ -72,7 +71,6 @@ def test_found_by_its_labels(cluster, tmp_path):
     assert f"docker compose --project-name {project} down" in ended.stderr
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("service", ["head", "worker"])
 def test_inside_a_node(cluster, service):
     """`docker compose exec head raydebug paused` finds its own cluster; so do `ps` and a worker."""
@@ -91,7 +89,6 @@ for port in (6379, 6380, 6381):
 """
 
 
-@pytest.mark.timeout(60)
 def test_grpc_health_is_open(cluster):
     """gRPC's own health service answers without a token on three ports of the head, with one bit."""
     worker = container_of(cluster, "gateway")

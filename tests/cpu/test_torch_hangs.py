@@ -17,6 +17,8 @@ import pytest
 from raydebug.cluster.state import Cluster
 from runs import Run, local_cluster, private_state, raydebug, starting_runs
 
+pytestmark = pytest.mark.timeout(360)
+
 SETTLED_S = 240.0  # 16 processes import torch at once, on as little as two cores
 # kind, certainty, ranks, words of the verdict
 HANGS: dict[str, tuple[str, str, list[int], tuple[str, ...]]] = {
@@ -82,7 +84,6 @@ def settle(read: Callable[[], dict[str, Any]], is_it: Callable[[dict[str, Any]],
     return document
 
 
-@pytest.mark.timeout(360)
 @pytest.mark.parametrize("how", HANGS)
 def test_planted_hang(cluster: Cluster, jobs: dict[str, Run], how: str) -> None:
     """The verdict on a planted hang has the reason, the rank, its line and the collective."""
@@ -95,7 +96,6 @@ def test_planted_hang(cluster: Cluster, jobs: dict[str, Run], how: str) -> None:
     assert (document["verdict"]["certainty"], document["verdict"]["ranks"]) == (certainty, ranks)
 
 
-@pytest.mark.timeout(360)
 def test_slow_training(cluster: Cluster, jobs: dict[str, Run]) -> None:
     """Ranks that compute for a while between collectives, and wait for the slowest, do not hang."""
     settle(
@@ -109,7 +109,6 @@ def test_slow_training(cluster: Cluster, jobs: dict[str, Run]) -> None:
 @pytest.mark.skipif(
     os.environ.get("RAYDEBUG_TEST_LONG") != "1", reason="tests/cpu/test_slow_ranks.py has the short form"
 )
-@pytest.mark.timeout(360)
 def test_slow_rank(cluster: Cluster) -> None:
     """A rank that the others wait for in each step is named, with its line; the training does not hang."""
     with starting_runs(cluster) as start:

@@ -62,7 +62,6 @@ def test_vscodes_client_opens_a_crash(tmp_path, node_modules):
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
-@pytest.mark.timeout(60)
 def test_debugpys_own_messages(training):
     """debugpy's own message library attaches through the gateway, reads a value and resumes the program."""
     import socket

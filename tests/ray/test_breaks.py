@@ -77,7 +77,6 @@ def test_mode(cluster, run):
     job.end()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("text", "cause"),
     [

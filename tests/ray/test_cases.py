@@ -8,6 +8,8 @@ import pytest
 
 from runs import wait_for
 
+pytestmark = pytest.mark.timeout(120)
+
 # case, name of the function that pauses, value of its local `secret`
 BREAKPOINTS = [
     ("task", "task", "41"),
@@ -37,7 +39,6 @@ def rows(cases: list[tuple[str, str, str]]) -> list[Any]:
     return [pytest.param(*case, id=case[0], marks=[pytest.mark.long] * (case[0] in LONG)) for case in cases]
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(("case", "function", "secret"), rows(BREAKPOINTS))
 def test_breakpoint(run, dashboard, case, function, secret):
     """F15: a breakpoint in each of these places is listed with its place, shows its locals, and the program resumes.
@@ -59,7 +60,6 @@ def test_breakpoint(run, dashboard, case, function, secret):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_child_has_the_ids_of_its_parent(run):
     """A child that an actor started before its first method has that actor's ids, and names its parent."""
     job = run("--", "python", "cases.py", "actor_child")
@@ -76,7 +76,6 @@ def test_child_has_the_ids_of_its_parent(run):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_program_without_ray_is_nobodys_child(run):
     """A job's program that never connects to Ray has no parent, although a Ray actor started it."""
     job = run("--", "python", "-c", "breakpoint()")
@@ -86,7 +85,6 @@ def test_program_without_ray_is_nobodys_child(run):
     job.end()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(("case", "function", "exception"), rows(POST_MORTEMS))
 def test_post_mortem(run, case, function, exception):
     """A crash there pauses once, at the frame that raised, with its locals; the program then fails as without us."""
@@ -98,7 +96,6 @@ def test_post_mortem(run, case, function, exception):
     assert f"done: {case}" in job.end()
 
 
-@pytest.mark.timeout(120)
 def test_post_mortem_of_the_driver(run):
     """An error that ends the driver pauses it before it ends, and its exit code does not change."""
     job = run("--debugger", "post-mortem", "--", "python", "cases.py", "pm_driver")
@@ -108,7 +105,6 @@ def test_post_mortem_of_the_driver(run):
     assert "IndexError" in job.end(code=1)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("case", ["two_tasks", pytest.param("two_threads", marks=pytest.mark.long)])
 def test_two_at_once(run, case):
     """F12: of two pauses (in two workers, or in two threads of one), resuming one leaves the other paused."""

@@ -88,7 +88,6 @@ def test_life_of_a_cluster(cluster, other):
     assert raydebug("ps", "--name", cluster.name).returncode == 0, "the other cluster is as it was"
 
 
-@pytest.mark.timeout(60)
 def test_nothing_listens_beyond_loopback(cluster):
     """All listening ports of the cluster's processes are on loopback."""
     pids = {p.pid for p in local.marked_processes(cluster)}
@@ -137,7 +136,6 @@ def test_killed_gateway_and_supervisor(other):
     assert local.marked_processes(other) == []
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("phase", "after_s"),
     [
@@ -166,7 +164,6 @@ def test_ctrl_c_during_up_leaves_nothing(private_state, phase, after_s):
 
 
 @LONG
-@pytest.mark.timeout(60)
 def test_two_ups_at_once(private_state):
     """F45: of two simultaneous `up` of one name, one works and the other reports that."""
     argv = [str(Path(sys.executable).parent / "raydebug"), *UP, "twice"]
@@ -182,7 +179,6 @@ def test_two_ups_at_once(private_state):
 # Invalid input: each case is an error of three lines and leaves nothing behind
 
 
-@pytest.mark.timeout(60)
 def test_no_cluster(private_state):
     """Each verb that needs a cluster reports that none runs, and how to start one."""
     for verb in (["ps"], ["paused"], ["attach"], ["down"]):
@@ -191,7 +187,6 @@ def test_no_cluster(private_state):
         assert fix.startswith("start it with `raydebug up --name absent`")
 
 
-@pytest.mark.timeout(60)
 def test_port_taken(private_state):
     """For a taken port that the user named, `up` names its owner, exits with 3 and leaves nothing behind."""
     with socket.socket() as taken:
@@ -205,7 +200,6 @@ def test_port_taken(private_state):
     assert find_cluster("taken") is None
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("arguments", "environment", "what", "code"),
     [
@@ -225,14 +219,12 @@ def test_run_with_bad_options(cluster, arguments, environment, what, code):
     assert error_of(done, code)[0] == what
 
 
-@pytest.mark.timeout(60)
 def test_command_not_found(cluster):
     """A command that does not exist is an error before anything starts."""
     done = raydebug("run", "--name", cluster.name, "--", "no-such-program", "x")
     assert error_of(done, 2)[0] == "the command 'no-such-program' was not found"
 
 
-@pytest.mark.timeout(60)
 def test_wrong_token(cluster):
     """S10: another cluster's token opens neither the list nor an attach nor Ray itself, where Ray asks for one."""
     right, asks_for_token = cluster.token_file.read_text(), has_token_mode(ray.__version__)

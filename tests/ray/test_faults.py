@@ -19,6 +19,8 @@ from environments import without
 from raydebug.cluster.state import Cluster
 from runs import RAYDEBUG, Run, raydebug, wait_for
 
+pytestmark = pytest.mark.timeout(120)
+
 PROMPT = r"\(raydebug[^)]*\)"
 TOLD_WITHIN_S = 2.0
 SLOW_S = 20.0  # beside other tests; what is wanted is noted beside what was measured
@@ -51,7 +53,6 @@ def returns_to_the_shell(child: pexpect.spawn) -> float:
     return time.monotonic() - begin
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
@@ -86,7 +87,6 @@ def by_ray_job_stop(job: Run) -> None:
                    stdin=subprocess.DEVNULL, capture_output=True)  # fmt: skip
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("stop", [by_ctrl_c, by_ray_job_stop])
 def test_job_stopped_while_paused(run, prompt, took, dashboard, stop: Callable[[Run], None]) -> None:
     """F10: when a job with two paused tasks is stopped, both prompts end with exit code 4, and no worker is left."""
@@ -104,7 +104,6 @@ def test_job_stopped_while_paused(run, prompt, took, dashboard, stop: Callable[[
         wait_for(lambda pid=pause["pid"]: not _alive(pid), "the end of the workers")
 
 
-@pytest.mark.timeout(120)
 def test_worker_without_debugpy(run, tmp_path: Path) -> None:
     """F16: a task in a worker without debugpy runs past its breakpoints, with one warning."""
     python = without(tmp_path / "bare", "debugpy")
@@ -115,7 +114,6 @@ def test_worker_without_debugpy(run, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_s7_worker_of_another_python(run, tmp_path: Path) -> None:
     """S7: a worker without raydebug in its environment pauses like any other: listed, without an adapter of Ray."""
     python = without(tmp_path / "bare", "raydebug")
@@ -137,7 +135,6 @@ def _alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.timeout(120)
 def test_attempts_of_a_retried_task(run, cluster: Cluster) -> None:
     """F11: a task that crashes under post-mortem and is retried is listed twice, the second time with its attempt."""
     job: Run = run("--debugger", "post-mortem", "--", "python", "faults.py", "retry", "-")
@@ -157,7 +154,6 @@ def test_attempts_of_a_retried_task(run, cluster: Cluster) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_two_threads_of_one_worker(run) -> None:
     """F12: of two pauses in one worker, steps and evaluations in one do not change the other."""
     job: Run = run("--", "python", "cases.py", "two_threads")

@@ -15,6 +15,8 @@ from raydebug.runs.folder import load_run
 from runs import JOBS, RAYDEBUG, Run, wait_for
 from verl_fork import make_fork
 
+pytestmark = pytest.mark.timeout(120)
+
 
 @pytest.fixture
 def job(cluster: Cluster) -> Callable[..., str]:
@@ -38,7 +40,6 @@ def detach(cluster: Cluster, *command: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.timeout(120)
 def test_job_that_fails(cluster: Cluster, job: Callable[..., str]) -> None:
     """One of two ranks raises: its own lines and the exit code are reported."""
     submission_id = detach(cluster, "python", "ranks.py")
@@ -55,7 +56,6 @@ def test_job_that_fails(cluster: Cluster, job: Callable[..., str]) -> None:
     assert "no process of job" in job("logs", submission_id, "--rank", "7", exit_code=1)
 
 
-@pytest.mark.timeout(120)
 def test_follow_stop_and_unknown(cluster: Cluster, job: Callable[..., str], run: Callable[..., Run]) -> None:
     """`logs --follow` streams lines and ends with the job, `wait` ends at its limit; `stop` ends the job."""
     submission_id = detach(
@@ -83,7 +83,6 @@ def test_follow_stop_and_unknown(cluster: Cluster, job: Callable[..., str], run:
     job("stop", submission_id)  # again: the job has ended, which is not an error
 
 
-@pytest.mark.timeout(120)
 def test_record_of_a_profile(cluster: Cluster, tmp_path: Path) -> None:
     """The record of a run has the profile's changes as its driver wrote them, independent of the command's output."""
     make_fork(tmp_path, version="0.9.1")
@@ -99,7 +98,6 @@ def test_record_of_a_profile(cluster: Cluster, tmp_path: Path) -> None:
     assert [(one["old"], one["new"]) for one in changes if one["key"] == "data.train_batch_size"] == [("512", "8")]
 
 
-@pytest.mark.timeout(120)
 def test_follow_as_run_does(cluster: Cluster) -> None:
     """`logs -f` shows a running job's log and pauses, and returns its exit code."""
     submission_id = detach(cluster, "python", "cases.py", "task")
@@ -142,7 +140,6 @@ print("seen:", ray.get(seen.remote()))
 """
 
 
-@pytest.mark.timeout(120)
 def test_exports_of_a_script_reach_the_workers(cluster: Cluster, tmp_path: Path) -> None:
     """Workers see what the job's script exports, but for secrets and Ray's own; ray.init's values win."""
     (tmp_path / "fork").mkdir()

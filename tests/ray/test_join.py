@@ -27,6 +27,8 @@ from raydebug.process import CommandFailed
 from raydebug.settings.flavours import has_token_mode
 from runs import JOBS, Run, raydebug, starting_runs, three_lines, wait_for
 
+pytestmark = pytest.mark.timeout(240)
+
 
 @pytest.fixture(scope="module")
 def with_token() -> Iterator[ForeignRay]:
@@ -80,7 +82,6 @@ def own_jobs(head: ForeignRay, name: str) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.skipif(not has_token_mode(version("ray")), reason="this Ray has no token")
-@pytest.mark.timeout(240)
 def test_a_cluster_with_token(with_token, tmp_path):
     """Every verb works on a cluster that was joined, from outside of it, and `down` leaves it as it was."""
     head, before = with_token, folders()
@@ -155,7 +156,6 @@ def _debug(cluster: Cluster, run: Callable[..., Run]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
 def test_a_cluster_without_token(without_token, tmp_path):
     """One warning; a second join, a second user and a gateway that is stopped from Ray's dashboard find their way."""
     head, before = without_token, folders()
@@ -209,7 +209,6 @@ def test_a_cluster_without_token(without_token, tmp_path):
 @pytest.mark.skipif(not has_token_mode(version("ray")), reason="this Ray has no token")
 @pytest.mark.skipif(outer_address() == LOOPBACK, reason="Ray has one node on loopback")
 @pytest.mark.skipif("RAYDEBUG_TEST_LONG" not in os.environ, reason="two more nodes, two minutes: RAYDEBUG_TEST_LONG=1")
-@pytest.mark.timeout(240)
 def test_several_nodes(with_token):
     """Each node has the token's file and answers for itself, in one job for all; one that came later is named."""
     head, before = with_token, folders()
@@ -244,7 +243,6 @@ def test_several_nodes(with_token):
 
 @pytest.mark.skipif(not has_token_mode(version("ray")), reason="this Ray has no token")
 @pytest.mark.skipif("RAYDEBUG_TEST_LONG" not in os.environ, reason="two more heads, a minute: RAYDEBUG_TEST_LONG=1")
-@pytest.mark.timeout(240)
 def test_ray_that_is_upgraded(tmp_path):
     """Another Ray at the address of a cluster that was joined, now with a token: each verb says so, `up` joins it."""
     with foreign_ray(with_token=False, python=with_ray(tmp_path / "old", "2.52.0")) as head:

@@ -15,6 +15,8 @@ from raydebug.cluster import local
 from raydebug.cluster.state import Cluster
 from runs import Run, wait_for
 
+pytestmark = pytest.mark.timeout(120)
+
 
 def ray_debug(cluster: Cluster) -> pexpect.spawn[str]:
     """Start Ray's own `ray debug` against the cluster."""
@@ -24,7 +26,6 @@ def ray_debug(cluster: Cluster) -> pexpect.spawn[str]:
     return pexpect.spawn(sys.executable, argv, env=environment, timeout=30, encoding="utf-8", dimensions=(40, 200))
 
 
-@pytest.mark.timeout(120)
 def test_breakpoint(run: Callable[..., Run]) -> None:
     """A legacy breakpoint is listed at the user's line, and attached, inspected and stepped in the usual console."""
     job = run("--debugger", "legacy", "--", "python", "cases.py", "task")
@@ -38,7 +39,6 @@ def test_breakpoint(run: Callable[..., Run]) -> None:
     assert "done: task" in job.end()
 
 
-@pytest.mark.timeout(120)
 def test_it_listens_on_loopback_alone(run: Callable[..., Run], cluster: Cluster) -> None:
     """S8: the only listening socket of a legacy breakpoint is on loopback."""
     job = run("--debugger", "legacy", "--", "python", "cases.py", "task")
@@ -57,7 +57,6 @@ def _listening(pids: set[int]) -> list[Any]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_post_mortem(run: Callable[..., Run]) -> None:
     """A crash under legacy-post-mortem is listed once, at the frame that raised; the job then fails as without us."""
     job = run("--debugger", "legacy-post-mortem", "--", "python", "cases.py", "pm_task")
@@ -69,7 +68,6 @@ def test_post_mortem(run: Callable[..., Run]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_ray_debug_takes_it(run: Callable[..., Run], cluster: Cluster) -> None:
     """`ray debug` lists the same stop at the user's line and opens it; it leaves our list, and the job resumes."""
     job = run("--debugger", "legacy", "--", "python", "cases.py", "task")
@@ -89,7 +87,6 @@ def test_ray_debug_takes_it(run: Callable[..., Run], cluster: Cluster) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_ray_debug_has_nothing_left(run: Callable[..., Run], cluster: Cluster) -> None:
     """A stop that our console resumed is no longer in the list of `ray debug`."""
     job = run("--debugger", "legacy", "--", "python", "cases.py", "task")

@@ -10,10 +10,9 @@ import pytest
 
 from runs import Run, raydebug
 
-pytestmark = pytest.mark.xdist_group("ray-stacks")  # they share its cluster
+pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("ray-stacks")]  # they share its cluster
 
 
-@pytest.mark.timeout(120)
 def test_a_job_that_crashed(run):
     """The command in the job's log opens the crash with its frame and locals; the report lists it."""
     job: Run = run("--debugger", "off", "--", "python", "crashes.py", "actor")
@@ -35,7 +34,6 @@ def test_a_job_that_crashed(run):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_ranks_that_crash_in_the_same_way(run):
     """`open --list` has one row for all ranks that crash in the same way."""
     job: Run = run("--", "python", "crashes.py", "many", "4")

@@ -13,15 +13,15 @@ from raydebug.errors import RaydebugError
 from raydebug.settings.flavours import has_token_mode
 from runs import raydebug, wait_for
 
+pytestmark = pytest.mark.timeout(180)
 
-@pytest.mark.timeout(180)  # the first test of a session waits for its cluster too
+
 def test_head_of_any_ray_is_alive(cluster):
     """`ps` reports a healthy head as alive."""
     (node,) = json.loads(raydebug("ps", "--name", cluster.name, "--json").stdout)["nodes"]
     assert (node["role"], node["state"], node["reason"]) == ("head", "alive", None)
 
 
-@pytest.mark.timeout(180)  # the first test of a session waits for its cluster too
 def test_dashboard_asks_for_the_token_or_up_says_that_it_does_not(cluster):
     """Ray from 2.52 on refuses clients without the token; with an older one `up` warns in one line who can run code."""
     shown = raydebug("up", "--cluster", "local", "--name", cluster.name)
@@ -35,7 +35,6 @@ def test_dashboard_asks_for_the_token_or_up_says_that_it_does_not(cluster):
     assert (status, told) == ((401, []) if has_token_mode(ray.__version__) else (200, [warning]))
 
 
-@pytest.mark.timeout(180)
 def test_a_log_comes_as_it_is(cluster, dashboard):
     """What Ray's dashboard sends of a log file is the file, without marks between its pieces."""
     (node,) = dashboard.nodes()

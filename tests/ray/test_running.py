@@ -15,6 +15,8 @@ from raydebug.client.gateway_client import fetch_processes
 from raydebug.cluster.state import Cluster
 from runs import RAYDEBUG, Run, raydebug, three_lines, wait_for
 
+pytestmark = pytest.mark.timeout(120)
+
 SECONDS = "12"
 
 
@@ -46,7 +48,6 @@ def at_work(
     return job, found[0]
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("how", "who", "thread"),
     [
@@ -81,7 +82,6 @@ def test_attach_to_a_process_that_works(run, cluster, dashboard, how, who, threa
     assert job.listed() == []
 
 
-@pytest.mark.timeout(120)
 def test_ray_get_is_told(run, cluster):
     """A driver that waits in ray.get does not stop; `attach` prints its line, and after --timeout exits with 124."""
     job, process = at_work(run, cluster, "sleep", "driver", "20", line="ray.get(")
@@ -101,7 +101,6 @@ def test_ray_get_is_told(run, cluster):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_time_sleep_and_ctrl_c(run, cluster):
     """Ctrl-C cancels the request for an actor in time.sleep (130), and the actor does not stop when it wakes."""
     job, process = at_work(run, cluster, "sleep", "Worker", "8", line="time.sleep(")
@@ -116,7 +115,6 @@ def test_time_sleep_and_ctrl_c(run, cluster):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_actor_that_is_killed_while_asked(run, cluster):
     """When a process is killed instead of stopping, the error's three lines appear at once."""
     _, process = at_work(run, cluster, "sleep", "Worker", "60", line="time.sleep(")
@@ -131,7 +129,6 @@ def test_actor_that_is_killed_while_asked(run, cluster):
     assert "error: the process cannot be paused\ncause: the process has ended\nfix: see" in err
 
 
-@pytest.mark.timeout(120)
 def test_cancelled_while_paused_on_request(run, cluster, tmp_path):
     """A task that is paused on request and then cancelled ends as a cancelled task."""
     job = run("--", "python", "faults.py", "cancel_at_work", str(tmp_path / "strike"))
@@ -143,7 +140,6 @@ def test_cancelled_while_paused_on_request(run, cluster, tmp_path):
     assert "TaskCancelledError" in job.end().partition("failed as it should: ")[2].partition("\n")[0]
 
 
-@pytest.mark.timeout(120)
 def test_not_a_process_of_a_job(cluster):
     """A process of the cluster itself, and one outside the cluster, are refused in three lines."""
     done = raydebug("attach", "--pid", str(os.getpid()), "--name", cluster.name)

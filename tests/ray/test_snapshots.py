@@ -14,7 +14,7 @@ import pytest
 from raydebug.runs.folder import runs_dir
 from runs import Run, raydebug, three_lines, wait_for
 
-pytestmark = pytest.mark.xdist_group("ray-stacks")  # they share its cluster
+pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("ray-stacks")]  # they share its cluster
 MODES = {"task": "legacy", "actor": "breakpoint"}
 
 
@@ -57,7 +57,6 @@ def test_every_kind_of_process(run):
     assert (stat.S_IMODE(file.stat().st_mode), stat.S_IMODE(file.parent.stat().st_mode)) == (0o600, 0o700)
 
 
-@pytest.mark.timeout(120)
 def test_no_snapshot(run):
     """A cancelled task has no snapshot."""
     job = run("--", "python", "crashes.py", "cancelled")
@@ -66,7 +65,6 @@ def test_no_snapshot(run):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_two_jobs_at_once(run):
     """Each of two jobs, one of them with the legacy debugger, has its own snapshots."""
     jobs = {kind: run("--debugger", mode, "--", "python", "crashes.py", kind) for kind, mode in MODES.items()}
@@ -76,7 +74,6 @@ def test_two_jobs_at_once(run):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_a_folder_that_cannot_be_written(run):
     """With a full disk, here a file in place of the folder, one line says so; log and exit code stay the same."""
     job: Run = run("--", "python", "crashes.py", "task")

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from runs import RAYDEBUG, Run, raydebug, three_lines, wait_for
+from runs import RAYDEBUG, Run, raydebug, wait_for
 
-pytestmark = pytest.mark.xdist_group("ray-stacks")  # a cluster of its own, beside that of the others
+# A cluster of its own, beside that of the others.
+pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("ray-stacks")]
 SETTLED_S = 60.0
 # kind, the innermost line of the user's that explains it, words of the verdict
 HANGS = {
@@ -71,7 +72,6 @@ def verdict_on(job: Run, *options: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("how", [*HANGS, *(pytest.param(how, marks=pytest.mark.long) for how in MORE)])
 def test_planted_hang(run, how: str) -> None:
     """The verdict on a planted hang has its kind, its line and what the process waits for."""
@@ -87,7 +87,6 @@ def test_planted_hang(run, how: str) -> None:
     raise AssertionError(f"{document['verdict']}\n{document['groups']}\n{document['tasks']}\n{job.text}")
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("how", [SLOW[0], *(pytest.param(how, marks=pytest.mark.long) for how in SLOW[1:])])
 def test_slow_job(run, how: str) -> None:
     """A slow job that moves between two samples does not hang."""
@@ -102,7 +101,6 @@ def test_slow_job(run, how: str) -> None:
         kind = verdict_on(job, "--samples", "3")["verdict"]["kind"]
 
 
-@pytest.mark.timeout(120)
 def test_hang_is_in_the_run_folder(run, private_state: Path) -> None:
     """`--hang-after` writes stacks and verdict to the run folder and its log, and with `stop` ends the job with 124."""
     job: Run = run("--hang-after", "6", "--on-hang", "stop", "--", "python", "hangs/planted.py", "http")
@@ -133,7 +131,6 @@ ray.get(Rewards.remote().compute_score.remote(27))
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_call_that_computes_for_ever(run, tmp_path: Path) -> None:
     """`--hang-after` reports a call that never returns although its lines move, and names it."""
     (tmp_path / "endless.py").write_text(ENDLESS)
@@ -144,7 +141,6 @@ def test_call_that_computes_for_ever(run, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_hang_is_paused(run) -> None:
     """`--on-hang pause` pauses the process that the verdict names, at its next line."""
     job: Run = run("--hang-after", "6", "--on-hang", "pause", "--", "python", "hangs/planted.py", "poll")
@@ -155,7 +151,6 @@ def test_hang_is_paused(run) -> None:
 
 
 @pytest.mark.alone  # a busy machine starts a worker too slowly for so short a limit
-@pytest.mark.timeout(120)
 def test_slow_or_paused_job_does_not_hang(run) -> None:
     """A job whose calls return does not hang, nor does one that is paused, however short the limit."""
     slow: Run = run("--hang-after", "6", "--on-hang", "stop", "--", "python", "hangs/planted.py", "tasks")
@@ -181,20 +176,7 @@ def test_healthy_job_is_not_blamed(run, how: str) -> None:
     assert " hangs: " not in job.text
 
 
-@pytest.mark.parametrize(
-    ("options", "cause"),
-    [(("--detach",), "nobody follows the job"), (("--debugger", "off"), "the debugger is 'off'")],
-    ids=["detach", "off"],
-)
-def test_hang_cannot_be_watched(cluster, options: tuple[str, ...], cause: str) -> None:
-    """--hang-after is refused where the job cannot be watched, instead of being ignored."""
-    done = raydebug("run", "--name", cluster.name, "--hang-after", "60", *options, "--", "python", "-c", "pass")
-    three_lines(done, 2)
-    assert cause in done.stderr
-
-
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_native_frames(run) -> None:
     """`stacks --native` shows the C function in which a process holds Python's lock, above the Python line."""
     job: Run = run("--", "python", "hangs/planted.py", "gil")
@@ -207,7 +189,6 @@ def test_native_frames(run) -> None:
     assert "verdict (likely): Actor (pid " in shown, "the driver's wait was seen in one look"
 
 
-@pytest.mark.timeout(120)
 def test_ctrl_c_between_samples(run) -> None:
     """Ctrl-C ends `stacks --samples` with 130, without a traceback; the job continues."""
     job: Run = run("--", "python", "hangs/planted.py", "sleep")

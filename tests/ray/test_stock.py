@@ -27,6 +27,7 @@ from raydebug.cluster.up import choose_ports
 from raydebug.settings.flavours import has_token_mode
 from runs import JOBS, RAYDEBUG, WAIT_S, wait_for
 
+pytestmark = pytest.mark.timeout(180)
 START_S = WAIT_S  # of a worker in its own environment
 
 
@@ -118,7 +119,6 @@ def _answers(dashboard: str) -> bool:
         return False
 
 
-@pytest.mark.timeout(180)
 def test_breakpoint(stock: Stock) -> None:
     """A breakpoint in an actor of a stock cluster is listed with Ray's facts, inspected, stepped and resumed."""
     job = stock.start("actor")
@@ -138,7 +138,6 @@ def test_breakpoint(stock: Stock) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
 def test_post_mortem(stock: Stock) -> None:
     """A crash of a task on a stock cluster opens at the frame that raised; the task then fails as without us."""
     job = stock.start("crash", RAY_DEBUG_POST_MORTEM="1")
@@ -152,7 +151,6 @@ def test_post_mortem(stock: Stock) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
 def test_next_waits_and_leaving_lets_it_go_on(stock: Stock) -> None:
     """`next` waits for a pause; without a gateway, leaving without `c` resumes the task, and `attach` says so."""
     argv = [str(RAYDEBUG), "attach", "next", "--address", stock.dashboard, "-x", "p secret"]
@@ -165,7 +163,6 @@ def test_next_waits_and_leaving_lets_it_go_on(stock: Stock) -> None:
     assert job.communicate(timeout=WAIT_S)[0].splitlines()[-1] == "done: 41"
 
 
-@pytest.mark.timeout(180)
 def test_prompt(stock: Stock) -> None:
     """The prompt is the same; it asks before leaving, because the task would resume."""
     job = stock.start("actor")
@@ -188,7 +185,6 @@ def test_prompt(stock: Stock) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
 def test_second_debugger_is_refused(stock: Stock) -> None:
     """A worker with an attached debugger is not listed, and its port refuses a second debugger in words."""
     from raydebug.console.session import Output
@@ -216,7 +212,6 @@ def test_second_debugger_is_refused(stock: Stock) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
 def test_child_process_is_not_held(stock: Stock) -> None:
     """A child that a worker starts under a debugger runs; debugpy would suspend it before its first line."""
     job = stock.start("child")
@@ -226,6 +221,7 @@ def test_child_process_is_not_held(stock: Stock) -> None:
     assert job.communicate(timeout=WAIT_S)[0].splitlines()[-1] == "done: child ran"
 
 
+@pytest.mark.timeout(60)
 def test_bad_input(stock: Stock) -> None:
     """A wrong address or token, no token, an unknown id and commands that need a gateway fail in three lines."""
     if has_token_mode(ray.__version__):

@@ -68,7 +68,10 @@ def _can_hide() -> bool:
     )
 
 
-pytestmark = pytest.mark.skipif(not _can_hide(), reason="no mount namespaces here: root can make them")
+pytestmark = [
+    pytest.mark.skipif(not _can_hide(), reason="no mount namespaces here: root can make them"),
+    pytest.mark.timeout(300),
+]
 
 
 @dataclass
@@ -130,7 +133,6 @@ def edited(far: Far) -> Iterator[Path]:
     raydebug("break", "rm", "all", "--name", "far")
 
 
-@pytest.mark.timeout(300)
 def test_a_training_in_a_copy(far, edited):
     """Breakpoints, source, new breakpoints and an editor have this machine's names, also after an edit."""
     mine = str(edited)
@@ -180,7 +182,6 @@ def _edit(far: Far, pause: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_crash_in_a_copy(far):
     """The log, the first error, the snapshot and the report of a crash have this machine's names."""
     with starting_runs(far.cluster, far.project) as run:
@@ -199,7 +200,6 @@ def test_a_crash_in_a_copy(far):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_folder_of_the_nodes_own(far):
     """With --no-upload the job runs in the nodes' own folder of this name; --upload copies it again."""
     with starting_runs(far.cluster, far.project) as run:

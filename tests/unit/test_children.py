@@ -133,7 +133,6 @@ def let_go(gateway: GatewayUnderTest) -> bool:
     return pause["pid"] == gateway.programs[-1].pid
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", [pytest.param(how, marks=[pytest.mark.long] * (how in RARE)) for how in PAUSE])
 def test_child_pauses(gateway, how):
     """A breakpoint in this kind of child pauses it; resumed, it runs to its end."""
@@ -142,7 +141,6 @@ def test_child_pauses(gateway, how):
     assert program.communicate(timeout=60)[0] == "child went on 41\nexit code 0\n"
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", AFTER_A_PAUSE)
 def test_child_of_a_process_that_has_paused(gateway, how):
     """A child of a process that has paused before pauses too, and afterwards so does its parent."""
@@ -152,7 +150,6 @@ def test_child_of_a_process_that_has_paused(gateway, how):
     assert out == "child went on 1\nchild went on 41\nexit code 0\nchild went on 2\n"
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", WHY_NOT)
 def test_child_that_cannot_pause_says_why(gateway, how):
     """A child that cannot reach the gateway continues, and one line of the job's log says why."""
@@ -164,7 +161,6 @@ def test_child_that_cannot_pause_says_why(gateway, how):
     assert "Traceback" not in err
 
 
-@pytest.mark.timeout(60)
 def test_fork_while_another_thread_is_paused(gateway):
     """A fork made while another thread is paused has a pause of its own; the parent's pause stays."""
     program = gateway.start(HEAD + "    thread = threading.Thread(target=work, args=(1,)); thread.start()\n"
@@ -189,7 +185,6 @@ FORK_AT_FIRST_DIAL = """
 """
 
 
-@pytest.mark.timeout(60)
 def test_fork_while_another_thread_imports_the_debugger(gateway):
     """A child forked during the first pause of another thread pauses as any other."""
     program = gateway.start(HEAD + FORK_AT_FIRST_DIAL, RAYDEBUG_JOB="j")
@@ -261,7 +256,6 @@ print(*found)
 """
 
 
-@pytest.mark.timeout(60)
 def test_a_fork_waits_for_each_of_our_imports(gateway):
     """All that a crash, a pause and questions to a process import is imported while a fork of another thread waits."""
     program = gateway.start(IMPORTS, RAYDEBUG_JOB="j")

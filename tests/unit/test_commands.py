@@ -274,7 +274,6 @@ LONG = {
 }  # fmt: skip
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("lines", LONG.values(), ids=list(LONG))
 def test_a_long_script_is_read_in_no_time(lines: list[str], project: Path) -> None:
     """A script of tens of thousands of lines, or one that would never end, is read to its end."""

@@ -102,7 +102,6 @@ def state_of(gateway: GatewayUnderTest, break_id: str, state: str) -> str:
     raise AssertionError(f"not '{state}': {one}")
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("place", "line", "function"),
     [
@@ -128,7 +127,6 @@ def test_set_in_a_function_that_runs_already(gateway, work, place, line, functio
     assert out == "not traced\n", err
 
 
-@pytest.mark.timeout(60)
 def test_frozen_heap(gateway, work):
     """Functions are also found in a process with a frozen heap (gc.freeze), as in vLLM's engine."""
     work(FROZEN="1")
@@ -136,7 +134,6 @@ def test_frozen_heap(gateway, work):
     assert gateway.pauses()[0]["line"] == 6
 
 
-@pytest.mark.timeout(60)
 def test_two_in_one_function(gateway, work):
     """A second breakpoint in a function keeps the first one, and each is removed separately."""
     work()
@@ -152,7 +149,6 @@ def test_two_in_one_function(gateway, work):
     gateway.resume(pause["id"])
 
 
-@pytest.mark.timeout(60)
 def test_file_that_is_loaded_later(gateway, work):
     """A breakpoint waits for its file, pauses the very first call, and is then reported as set."""
     work(LATE="1")
@@ -163,7 +159,6 @@ def test_file_that_is_loaded_later(gateway, work):
     assert state_of(gateway, break_id, "set") == "set in 1"
 
 
-@pytest.mark.timeout(60)
 def test_process_that_starts_later(gateway, work):
     """A process that starts after the breakpoint was set pauses there too; one of another job does not."""
     set_at(gateway, job="j2", line=5)
@@ -173,7 +168,6 @@ def test_process_that_starts_later(gateway, work):
     assert (pause["pid"], pause["job"]) == (program.pid, "j2")
 
 
-@pytest.mark.timeout(60)
 def test_changed_file(gateway, work):
     """A breakpoint in a file that changed since it was loaded is refused: its lines are not those that run."""
     work()
@@ -182,7 +176,6 @@ def test_changed_file(gateway, work):
     assert state_of(gateway, break_id, "failed").endswith("lib.py has changed since it was loaded here")
 
 
-@pytest.mark.timeout(60)
 def test_line_that_has_run_already(gateway, work):
     """A line outside any function of a loaded file is refused with the reason."""
     work()
@@ -191,7 +184,6 @@ def test_line_that_has_run_already(gateway, work):
     assert state_of(gateway, break_id, "failed") == f"failed in 1; {why}"
 
 
-@pytest.mark.timeout(60)
 def test_new_gateway_learns_what_an_old_one_knew(gateway, work):
     """After the gateway was killed and restarted, the breakpoints of running processes are listed again."""
     work()

@@ -24,6 +24,8 @@ from gateway_under_test import PAUSES, GatewayUnderTest, open_gateway
 from raydebug.dap import DapSession
 from two_hosts import SERVER, NoNamespaces, TwoHosts, two_hosts
 
+pytestmark = pytest.mark.timeout(200)
+
 RAYDEBUG = str(Path(sys.executable).parent / "raydebug")
 PROMPT = r"\(raydebug\)"
 SHOWING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # a terminal's control sequences
@@ -123,7 +125,6 @@ def goes_on_from_the_server(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("asks", [False, True], ids=["idle", "an answer is on its way"])
 def test_f18_half_open(there, hosts, attach, took, asks):
     """F18: a client that falls silent is detected and its pause is released; the task stays paused."""
@@ -151,7 +152,6 @@ def test_f18_killed_client(there, hosts, attach, took):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(200)
 def test_f21_cut_of_10_s(there, hosts, attach, took):
     """F21: a session survives a cut of 10 s between client and gateway; requests sent meanwhile are answered later."""
     program = there.start(PAUSES)
@@ -206,7 +206,6 @@ def test_f21_cut_of_60_s(there, hosts, attach, took, asks):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(200)
 def test_f21_cut_tells_an_editor(there, hosts, took):
     """F21: an editor's adapter, cut off from the gateway, ends the session with the reason; the pause waits."""
     there.start(PAUSES)

@@ -64,7 +64,6 @@ def test_s31_long_record_is_cut():
     assert logs.OneLine().format(record).endswith("x... (904 characters more)")
 
 
-@pytest.mark.timeout(60)
 def test_s31_flood(gateway):
     """S31: the lines of a peer without the token are limited; the next other line has the number of dropped ones."""
     gateway.start("breakpoint()")

@@ -12,6 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "entrypoints"))
 import lifeline
 
+pytestmark = pytest.mark.timeout(30)
+
 
 @pytest.fixture
 def gcs():
@@ -29,7 +31,6 @@ def watched(server) -> tuple[lifeline.Lifeline, socket.socket]:
 
 
 @pytest.mark.alone
-@pytest.mark.timeout(30)
 def test_silence_is_no_end(gcs):
     """A head that says nothing for longer than a connect may take is not gone, and is not dialled anew."""
     line, accepted = watched(gcs)
@@ -45,7 +46,6 @@ def test_silence_is_no_end(gcs):
     accepted.close()
 
 
-@pytest.mark.timeout(30)
 def test_ended_by_a_head_that_lives(gcs):
     """gRPC ends a connection that is idle for minutes: a new one succeeds, and the head is not gone."""
     line, accepted = watched(gcs)
@@ -55,7 +55,6 @@ def test_ended_by_a_head_that_lives(gcs):
     gcs.accept()[0].close()
 
 
-@pytest.mark.timeout(30)
 def test_head_is_gone(gcs):
     """When the head's process ends, the connection ends, and no new one succeeds."""
     line, accepted = watched(gcs)

@@ -131,7 +131,6 @@ def connect(gateway: GatewayUnderTest) -> socket.socket:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_process_waits_for_a_gateway_that_is_not_there_yet(gateway):
     """F20: a breakpoint reached without a gateway waits for the next gateway, and the job's log says so."""
     gateway.kill()
@@ -146,7 +145,6 @@ def test_process_waits_for_a_gateway_that_is_not_there_yet(gateway):
     assert err.count("program0.py:2 waits to pause for up to 3600 s, until the gateway answers: no gateway at") == 1
 
 
-@pytest.mark.timeout(60)
 def test_process_waits_once(gateway):
     """F20: after a process has waited for a gateway until its limit, its further breakpoints do not wait."""
     gateway.kill()

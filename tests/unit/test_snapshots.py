@@ -120,7 +120,6 @@ except hostile_values.Silent as error:
 """
 
 
-@pytest.mark.timeout(60)
 def test_hostile_values():
     """No code of the user's classes is called; a dict of 10^6, a cycle, a deep list and 200 MB of text do no harm."""
     support = str(Path(__file__).resolve().parents[1] / "support")
@@ -305,7 +304,6 @@ def test_secrets(monkeypatch):
     assert document["argv"] == ["train.py", "--token", "(hidden)", "x=(hidden)", "wandb.api_key=(hidden)"]
 
 
-@pytest.mark.timeout(60)
 def test_no_secret_in_the_list(shared_gateway):
     """The message in the list of snapshots, which run.json repeats, has no secret of a local."""
     body = f"def f(password='{SECRET}'):\n    raise ValueError('refused: ' + password)\nf()\n"
@@ -331,7 +329,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("mode", ["1", "0", "legacy"])
 @pytest.mark.parametrize("kind", CRASHES)
 def test_each_kind_of_crash(shared_gateway, kind: str, mode: str):
@@ -349,7 +346,6 @@ def test_each_kind_of_crash(shared_gateway, kind: str, mode: str):
     assert (document["summary"]["job"], document["summary"]["rank"]) == (job, 3)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("body", "variables"),
     [("sys.exit(3)", {}), ("raise KeyboardInterrupt", {}), ("f()", {"RAYDEBUG_SNAPSHOTS": "0"}), ("print('fine')", {})],
@@ -361,7 +357,6 @@ def test_no_crash(shared_gateway, body: str, variables: dict[str, str]):
     assert of_job(shared_gateway, "none") == []
 
 
-@pytest.mark.timeout(60)
 def test_without_a_gateway(gateway):
     """A program that crashes ends while its gateway still hangs; without a gateway one line says so."""
     os.kill(gateway.process.pid, signal.SIGSTOP)
@@ -395,7 +390,6 @@ def offer(shared_gateway, monkeypatch):
     return hand_over
 
 
-@pytest.mark.timeout(60)
 def test_the_first_of_each_kind_and_rank(shared_gateway, offer):
     """The first snapshot of each kind of crash and rank is kept, up to 50 of each job."""
     assert [offer(id="a", rank=0), offer(id="b", rank=0), offer(id="c", rank=1)] == [True, False, True]
@@ -405,7 +399,6 @@ def test_the_first_of_each_kind_and_rank(shared_gateway, offer):
     assert len(fetch_snapshots(shared_gateway, offer.job)) == MAX_OF_JOB
 
 
-@pytest.mark.timeout(60)
 def test_what_a_process_may_not_send(shared_gateway, offer):
     """A snapshot with a path as its id, a wrong field or too many bytes is refused, and one of a pause unasked."""
     assert not offer(id="../../x")
@@ -415,7 +408,6 @@ def test_what_a_process_may_not_send(shared_gateway, offer):
     assert fetch_snapshots(shared_gateway, offer.job) == []
 
 
-@pytest.mark.timeout(60)
 def test_why_a_snapshot_was_not_sent(monkeypatch):
     """A snapshot that was not sent has a reason, also where the system gives no text."""
 
@@ -484,7 +476,6 @@ else:
 """
 
 
-@pytest.mark.timeout(60)
 def test_crashes_of_a_parent_do_not_count_against_its_forks(gateway):
     """A fork sends the snapshots of its own crashes, however many its parent has sent."""
     gateway.start(KINDS, RAYDEBUG_JOB="j1").communicate(timeout=40)
@@ -537,7 +528,6 @@ def crash(loss):
 """
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("body", "mode"), [("f(2.5)", "0"), ("crash(2.5)", "1")])
 def test_of_a_pause(gateway, body: str, mode: str):
     """A snapshot of a pause has the user's frames: those of the thread, or after a crash those of the exception."""
