@@ -21,7 +21,7 @@ import pytest
 from containers import IMAGE, container_of, docker, remove_all
 from egress import Egress
 from raydebug.cluster.compose.project import containers, project_of
-from raydebug.cluster.find import find_cluster, load_cluster
+from raydebug.cluster.find import load_cluster
 from raydebug.cluster.state import Cluster
 from runs import raydebug, up_in_containers, wait_for
 
@@ -37,17 +37,6 @@ COMBINATIONS = {
         "docker-compose.yml", "docker-compose.cpu.yml", *DEV, ".devcontainer/docker-compose.dev-cpu.yml",
     ),
 }  # fmt: skip
-HOSTILE_NAMES = (
-    "$(touch hacked)",
-    "; touch hacked",
-    "`touch hacked`",
-    "../other",
-    "-v",
-    "--privileged",
-    "a\nb",
-    "a b",
-    "",
-)
 # A machine's own variables must not change the files' values.
 REQUIRED = {"RAYDEBUG_TOKEN_FILE": "/tmp/token", "RAYDEBUG_UID": "4711", "RAYDEBUG_GID": "4711"}
 PLAIN = ("PATH", "HOME", "DOCKER_HOST", "XDG_RUNTIME_DIR")
@@ -310,27 +299,6 @@ def test_any_user_works():
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("verb", ["up --cluster compose", "ps", "paused", "down", "logs", "attach 1"])
-def test_hostile_cluster_names(verb, tmp_path):
-    """S27: a name consists of letters and digits; any other name is refused in three lines, exit code 2."""
-    for name in HOSTILE_NAMES:
-        done = raydebug(*verb.split(), f"--name={name}", cwd=tmp_path)
-        assert done.returncode == 2, (name, done.stdout, done.stderr)
-        assert re.search(r"^error: .*\ncause: .*\nfix: ", done.stderr, flags=re.MULTILINE | re.DOTALL), done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("service", ["$(touch hacked)", "--version", "; id", "head;id"])
-def test_hostile_services(cluster, project, service):
-    """S27: `logs` accepts three services, and passes no other name on to docker compose."""
-    done = raydebug("logs", "--name", cluster.name, "--", service, cwd=project)
-    assert done.returncode == 2
-    assert f"error: there is no service '{service}'" in done.stderr
-    assert not (project / "hacked").exists()
-
-
-@pytest.mark.timeout(120)
 def test_hostile_arguments_reach_the_job_as_they_are(cluster, project):
     """S27: a job's arguments are passed on unchanged; the shell that starts the job evaluates none."""
     words = ["$(touch hacked)", "; touch hacked", "`touch hacked`", "--name", "-v", "a b", "$HOME", "'", '"']
@@ -339,19 +307,6 @@ def test_hostile_arguments_reach_the_job_as_they_are(cluster, project):
     assert done.returncode == 0, done.stderr
     assert f"argv {json.dumps(words)}" in done.stdout
     assert not (project / "hacked").exists()
-
-
-@pytest.mark.parametrize(
-    ("option", "value"), [("--flavour", "../../etc"), ("--flavour", "$(id)"), ("--debugger", "../../etc/passwd")]
-)
-def test_words_stay_words(project, option, value):
-    """S26: a flavour and a debugger are fixed words, so none becomes a path outside the project."""
-    name = f"fx-words-{os.getpid()}"
-    flavour = [] if option == "--flavour" else ["--flavour", "core"]
-    done = raydebug("up", "--cluster", "compose", "--name", name, *flavour, option, value, cwd=project)
-    assert done.returncode == 2, done.stderr
-    assert f"there is no {option[2:]} '{value}'" in done.stderr
-    assert find_cluster(name) is None
 
 
 # Installed packages, and the contents of images
@@ -385,16 +340,6 @@ def test_flipped_hash_is_refused(pip, tmp_path, lock):
     assert results[0].returncode == 0, results[0].stderr
     assert results[1].returncode != 0
     assert "DO NOT MATCH THE HASHES" in results[1].stderr
-
-
-def test_every_requirement_is_locked_by_hash():
-    """S17: every line of every lock is an exact version with at least one sha256."""
-    for path in (ROOT / "env").glob("*.lock"):
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
-        entries = "\n".join(lines).replace(" \\\n", " ").splitlines()
-        assert len(entries) > 10
-        loose = [entry[:80] for entry in entries if not re.search(r"--hash=sha256:[0-9a-f]{64}", entry)]
-        assert not loose, path.name
 
 
 @pytest.mark.timeout(180)
@@ -432,34 +377,6 @@ def files_in(image: str, folder: Path) -> Iterator[tuple[str, str, bytes]]:
                         assert content is not None
                         yield member.name, one.name, content.read()
     archive.unlink()
-
-
-def test_secret_of_a_build_is_in_no_layer(tmp_path):
-    """S28: a build's secrets are in no layer and no line of history of its image."""
-    canary = "canary-5d1f0b7e9c"
-    (tmp_path / "secret").write_text(f"CANARY={canary}\n")
-    access = (ROOT / "ci/package-access").read_text(encoding="utf-8")
-    (tmp_path / "package-access").write_text(access)
-    (tmp_path / "Dockerfile").write_text(  # as the Dockerfile's own RUN lines reach their packages
-        f"FROM {IMAGE}\nRUN --mount=type=secret,id=package_env,uid=1000 --mount=type=bind,source=package-access,"
-        'target=/mnt/package-access . /mnt/package-access; test -n "$CANARY"; echo built >/tmp/built\n'
-    )
-    tag = f"fx-canary-{os.getpid()}"
-    docker("buildx", "build", "--load", "--no-cache", "--secret", f"id=package_env,src={tmp_path / 'secret'}", "--tag",
-           tag, str(tmp_path))  # fmt: skip
-    try:
-        assert canary not in docker("image", "history", "--no-trunc", tag) + docker("image", "inspect", tag)
-        top = json.loads(docker("image", "inspect", "--format", "{{json .RootFS.Layers}}", tag))
-        base = json.loads(docker("image", "inspect", "--format", "{{json .RootFS.Layers}}", IMAGE))
-        assert top[: len(base)] == base
-        left = docker(
-            "run", "--rm", "--network", "none", tag, "grep", "-rlsF", canary, "/tmp", "/run", "/home", "/workspace"
-        )
-    except subprocess.CalledProcessError as nothing:
-        left = nothing.stdout
-    finally:
-        docker("image", "rm", "--force", tag)
-    assert left.strip() == ""
 
 
 @pytest.mark.long

@@ -8,14 +8,12 @@ import os
 import re
 import stat
 import subprocess
-import time
 from collections.abc import Iterator
 
 import psutil
 import pytest
 
-from foreign_ray import python_without_raydebug
-from ray_by_hand import HEAD, URL, User, assert_token_is_hidden, debug, ray_by_hand, ray_start, start_ray
+from ray_by_hand import HEAD, URL, User, assert_token_is_hidden, debug, ray_by_hand, start_ray
 from runs import RAYDEBUG, three_lines, wait_for
 from world import ADDRESSES, LOGIN, NODES, World, long
 
@@ -63,26 +61,6 @@ def lasting(user: User) -> dict[str, set[int]]:
 def in_tmp(user: User) -> dict[str, set[str]]:
     """Return what lies in /tmp of each machine."""
     return {machine: {one.name for one in user.world.files(machine, "/tmp").iterdir()} for machine in user.world.inits}
-
-
-def test_a_node_without_raydebug(root: User):
-    """The node whose Python lacks raydebug is named, and no node has anything of ours then."""
-    bare = python_without_raydebug(root.world.folder / "bare")
-    before = in_tmp(root)
-    options = [*ray_start("n3")[1:], "--dashboard-agent-listen-port=52400"]
-    argv = ["env", "-u", "PYTHONPATH", bare, "-P", "-m", "ray.scripts.scripts", *options]
-    second = root.world.start("n3", argv, env=root.environ, stdout=subprocess.DEVNULL)
-    try:
-        wait_for(lambda: ":52400 " in root.world.on("n3", ["ss", "-ltn"]).stdout, "Ray without raydebug", 120)
-        lacks = root.join(SSH, code=1)
-        assert three_lines(lacks, 1) == "error: raydebug is not usable in the Python of all nodes"
-        assert f"cause: {ADDRESSES['n3']}: its Python 3." in lacks.stderr
-        assert in_tmp(root) == before
-    finally:
-        for one in psutil.Process(second.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                one.terminate()
-        second.wait(30)
 
 
 def test_debug_from_the_login_node(root: User):
@@ -148,23 +126,6 @@ def test_the_gateways_ports(root: User):
             "ConnectionResetError",
         )
         assert [one["id"] for one in root.pauses(1)] == [pause["id"]]
-
-
-@long
-def test_a_network_that_is_cut(root: User):
-    """A pause on a node without network leaves the list, and comes back with its number; the job goes on."""
-    with root.joined(SSH), root.running("--", "python", "several.py", "stop", "n3") as job:
-        (pause,) = root.pauses(1)
-        root.world.cut("n3")
-        try:
-            began = time.monotonic()
-            root.pauses(0)
-            time.sleep(max(0.0, 30.0 - (time.monotonic() - began)))
-        finally:
-            root.world.mend("n3")
-        assert [one["id"] for one in root.pauses(1, timeout_s=30)] == [pause["id"]]
-        root.attach(pause["id"], "c")
-        assert "done: n3 41" in job.end()
 
 
 @long
@@ -249,17 +210,6 @@ def test_bad_input(root: User, address: str, through: str, code: str, says: str)
         server.wait(10)
 
 
-def test_a_wrong_token(root: User):
-    """Ray's refusal of a token is said, and the token is in no output."""
-    wrong = root.world.home() / "wrong"
-    wrong.write_text("f" * 64)
-    user = User(root.world, environ={**root.environ, "RAY_AUTH_TOKEN_PATH": str(wrong)})
-    done = user.raydebug("up", "--join", URL, "--through", SSH, code=None)
-    three_lines(done, done.returncode)
-    assert "token" in done.stderr
-    assert "f" * 64 not in done.stderr
-
-
 @long
 def test_ray_that_is_started_again(root: User):
     """When Ray (of the same version) was started anew under a cluster that was joined, joining again works."""
@@ -272,8 +222,3 @@ def test_ray_that_is_started_again(root: User):
             (pause,) = root.pauses(1)
             root.attach(pause["id"], "c")
             assert "done: n1 41" in job.end()
-
-
-def _failed(done: subprocess.CompletedProcess[str]) -> tuple[subprocess.CompletedProcess[str], int]:
-    assert done.returncode != 0
-    return done, done.returncode

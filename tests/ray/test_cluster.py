@@ -179,52 +179,6 @@ def test_two_ups_at_once(private_state):
 # Invalid input: each case is an error of three lines and leaves nothing behind
 
 
-def test_no_cluster(private_state):
-    """Each verb that needs a cluster reports that none runs, and how to start one."""
-    for verb in (["ps"], ["paused"], ["attach"], ["down"]):
-        what, _, fix = error_of(raydebug(*verb, "--name", "absent"), 1)
-        assert what == "there is no cluster 'absent'"
-        assert fix.startswith("start it with `raydebug up --name absent`")
-
-
-def test_port_taken(private_state):
-    """For a taken port that the user named, `up` names its owner, exits with 3 and leaves nothing behind."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        done = raydebug("up", "--cluster", "local", "--name", "taken", "--dashboard-port", port)
-        what, cause, _ = error_of(done, 3)
-    assert what == f"port {port} for the dashboard is taken"
-    assert f"pid {os.getpid()}" in cause
-    assert find_cluster("taken") is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environment", "what", "code"),
-    [
-        (["--break", "nothing.py:3"], {}, "--break nothing.py:3 names nothing", 2),
-        (["--profile", "nothing"], {}, "there is no profile 'nothing'", 2),
-        (["--debugger", "nothing"], {}, "there is no debugger 'nothing'", 2),
-        ([], {"RAY_DEBUG": "true"}, "RAY_DEBUG=true is not a value that Ray knows", 2),
-        ([], {"RAY_DEBUG_POSTMORTEM": "1"}, "RAY_DEBUG_POSTMORTEM is not a variable of Ray's", 2),
-        (["--debugger", "off"], {"RAY_DEBUG": "1"}, "--debugger off clashes with your environment", 2),
-        ([], {"RAY_DEBUG": "legacy"}, "RAY_DEBUG=legacy is set in your environment", 2),
-    ],
-)
-def test_run_with_bad_options(cluster, arguments, environment, what, code):
-    """A wrong option or variable is an error before anything starts."""
-    done = raydebug("run", "--name", cluster.name, *arguments, "--", "python", "first.py",
-                    env={**os.environ, **environment}, cwd=JOBS)  # fmt: skip
-    assert error_of(done, code)[0] == what
-
-
-def test_command_not_found(cluster):
-    """A command that does not exist is an error before anything starts."""
-    done = raydebug("run", "--name", cluster.name, "--", "no-such-program", "x")
-    assert error_of(done, 2)[0] == "the command 'no-such-program' was not found"
-
-
 def test_wrong_token(cluster):
     """S10: another cluster's token opens neither the list nor an attach nor Ray itself, where Ray asks for one."""
     right, asks_for_token = cluster.token_file.read_text(), has_token_mode(ray.__version__)

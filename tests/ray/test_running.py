@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import time
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 
 from raydebug.client.gateway_client import fetch_processes
 from raydebug.cluster.state import Cluster
-from runs import RAYDEBUG, Run, raydebug, three_lines, wait_for
+from runs import Run, raydebug, three_lines, wait_for
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -98,35 +96,6 @@ def test_ray_get_is_told(run, cluster):
     assert f"pid {process['pid']}: its MainThread is at working.py:" in done.stderr
     assert "ray.get(w.sleep.remote(s))" in done.stderr
     assert "done: sleep" in job.end()
-
-
-@pytest.mark.long
-def test_time_sleep_and_ctrl_c(run, cluster):
-    """Ctrl-C cancels the request for an actor in time.sleep (130), and the actor does not stop when it wakes."""
-    job, process = at_work(run, cluster, "sleep", "Worker", "8", line="time.sleep(")
-    argv = [str(RAYDEBUG), "attach", "--pid", str(process["pid"]), "--name", cluster.name]
-    asking = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert asking.stderr is not None
-    said = asking.stderr.readline() + asking.stderr.readline()
-    assert "Worker.sleep: time.sleep(seconds)" in said
-    asking.send_signal(signal.SIGINT)
-    assert asking.wait(10) == 130
-    assert "done: sleep 1" in job.end()
-
-
-@pytest.mark.long
-def test_actor_that_is_killed_while_asked(run, cluster):
-    """When a process is killed instead of stopping, the error's three lines appear at once."""
-    _, process = at_work(run, cluster, "sleep", "Worker", "60", line="time.sleep(")
-    argv = [str(RAYDEBUG), "attach", "--pid", str(process["pid"]), "--name", cluster.name]
-    asking = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert asking.stderr is not None
-    asking.stderr.readline()
-    time.sleep(0.5)
-    os.kill(process["pid"], signal.SIGKILL)
-    _, err = asking.communicate(timeout=10)
-    assert asking.returncode == 1
-    assert "error: the process cannot be paused\ncause: the process has ended\nfix: see" in err
 
 
 def test_cancelled_while_paused_on_request(run, cluster, tmp_path):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import importlib.util
-import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,13 +94,6 @@ def test_one_liners_are_whole(columns, group):
         assert " ".join(command.get_short_help_str(10_000).split()) in flat
 
 
-def test_a_reader_that_ends_early():
-    """`raydebug --help | head -1` prints a line and no traceback."""
-    line = f"set -o pipefail; {sys.executable} -m raydebug --help | head -1"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("Usage: raydebug [OPTIONS] COMMAND [ARGS]...\n", "")
-
-
 @pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["report", "--list"], ["nosuch\u2026"]])
 def test_a_locale_without_utf8(arguments, tmp_path):
     """In a locale that cannot show a character, it is replaced; nothing else changes."""
@@ -162,14 +153,6 @@ def test_usage_error(arguments, what, tmp_path):
     lines = done.stderr.splitlines()[-3:]
     assert lines[0] == f"error: {what}"
     assert [line.partition(": ")[0] for line in lines] == ["error", "cause", "fix"]
-
-
-def test_error_as_json(tmp_path):
-    """With --json an error is one JSON document on stdout."""
-    done = raydebug("ps", "--json", "--name", "no-such-cluster", XDG_STATE_HOME=str(tmp_path))
-    assert done.returncode == 1
-    assert json.loads(done.stdout)["error"]["code"] == "cluster.not-found"
-    assert done.stderr == ""
 
 
 def test_run_is_not_a_place_for_options_of_the_command(tmp_path):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway_under_test import GatewayUnderTest
-from paused_programs import STEPS, PausedProgram, Run
+from paused_programs import PausedProgram, Run
 from raydebug.console.attach import attach_pause
 from raydebug.console.session import GatewayAddress
 from raydebug.errors import Exit, RaydebugError
@@ -70,13 +70,6 @@ def test_stop_that_never_comes(serve: Serve, run: Run) -> None:
     with pytest.raises(RaydebugError) as late:
         run(program, "c", "p 1", timeout_s=0.3)
     assert (late.value.what, late.value.exit_code) == ("no stop within 0.3 s", Exit.TIMEOUT)
-
-
-def test_process_that_dies(serve: Serve, run: Run) -> None:
-    """The death of the attached process is an error with exit code 4."""
-    with pytest.raises(RaydebugError) as lost:
-        run(serve(STEPS), "import os; os._exit(3)", "p 1")
-    assert (lost.value.code, lost.value.exit_code) == ("session.process-gone", Exit.SESSION_LOST)
 
 
 def test_no_gateway() -> None:

@@ -270,14 +270,6 @@ def test_heading_of_a_child() -> None:
     assert gateway_client.name_owner({"rank": 1, "pid": 42, "child_of": 41}) == "rank 1 pid 42, child of worker pid 41"
 
 
-def test_heading_hides_nothing_of_a_hostile_job() -> None:
-    """Control characters in names and messages of a job are made visible."""
-    shown = view.heading(
-        {"kind": "post-mortem", "actor": "a\x1b[2J"}, exception="E: \x07", function="f\n", place="p", paint=PLAIN
-    )
-    assert shown == "post-mortem in f\\x0a\n  E: \\x07\n  p\n  actor a\\x1b[2J"
-
-
 def test_exception_of_a_post_mortem() -> None:
     """The exception is its type and message, without pydevd's note of where it stopped."""
     info = {"exceptionId": "builtins.ZeroDivisionError\n (note: full exception trace is shown but ...)",

@@ -201,6 +201,9 @@ def test_the_verb(tmp_path: Path) -> None:
         assert "reward.py KEPT[*]: " in ask("--pid", str(program.pid))[0]
         document = json.loads(ask("--growth", "2", "--seconds", "1.5", "--json")[0])
         assert (document["version"], document["grows"][0]["holder"]) == (1, "reward.py KEPT[*]")
+        assert runs.raydebug("memory", "--pid", "1", env=environment).stderr.startswith(
+            "error: no processes have the id 1"
+        )
         done = runs.raydebug("memory", "--growth", "2", env=environment)
         assert done.stderr.splitlines()[0] == "error: no process of this job says its step"
 
@@ -398,18 +401,6 @@ def test_a_pid_that_two_nodes_have(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 OPEN = "from raydebug.worker import control_channel\ncontrol_channel.open_channel()\n"
-
-
-def test_a_process_asked_by_its_id(tmp_path: Path) -> None:
-    """One process is asked by its id, which has to be known."""
-    with open_gateway(tmp_path) as gateway:
-        program = gateway.start(f"{OPEN}print('ready', flush=True)\nimport time\ntime.sleep(60)\n", RAYDEBUG_JOB="j")
-        assert program.stdout.readline() == "ready\n"
-        (process,) = look_at(gateway, "j", pid=str(program.pid), census=True).processes
-        assert (process["state"], process["answer"]["pss"] > 0) == ("answered", True)
-        assert look_at(gateway, "another job").processes == []
-        with pytest.raises(RaydebugError, match="no processes have the id 1"):
-            look_at(gateway, "j", pid="1")
 
 
 # Snapshots of a GPU's allocator

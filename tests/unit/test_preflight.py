@@ -104,6 +104,8 @@ def test_a_gpu_flavour_needs_one_and_takes_one_worker(flavour):
     assert "nvidia-container-toolkit" in failure.value.fix
     with pytest.raises(RaydebugError, match=f"2 workers of flavour {flavour} would share each GPU"):
         preflight.choose_flavour(flavour, 2, has_gpu=True)
+    with pytest.raises(RaydebugError, match=r"there is no flavour '\.\./\.\./etc'"):
+        preflight.choose_flavour("../../etc", 1, has_gpu=True)
 
 
 # Disks

@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from raydebug.errors import RaydebugError
+from raydebug.errors import UsageError
 from raydebug.protocol import variables
 from raydebug.settings.debugger import TIME_LIMITS, WIDE_S, choose_mode, recorder_variables, widened
 from raydebug.worker import torch_hooks
@@ -59,9 +59,19 @@ def test_flight_recorder(name: str) -> None:
     assert recorder_variables({name: "0"}) == {}
 
 
-@pytest.mark.parametrize("flag", [None, "breakpoint"])
-def test_value_that_ray_does_not_know(flag: str | None) -> None:
-    """The fix of a RAY_DEBUG that Ray would ignore is one that works: with the flag the same error would return."""
-    with pytest.raises(RaydebugError, match="RAY_DEBUG=true is not a value that Ray knows") as failure:
-        choose_mode(flag, {"RAY_DEBUG": "true"})
-    assert failure.value.fix == "unset RAY_DEBUG"
+@pytest.mark.parametrize(
+    ("flag", "variable", "value", "what"),
+    [
+        (None, "RAY_DEBUG", "true", "RAY_DEBUG=true is not a value that Ray knows"),
+        ("breakpoint", "RAY_DEBUG", "true", "RAY_DEBUG=true is not a value that Ray knows"),
+        (None, "RAY_DEBUG_POSTMORTEM", "1", "RAY_DEBUG_POSTMORTEM is not a variable of Ray's"),
+        ("off", "RAY_DEBUG", "1", "--debugger off clashes with your environment"),
+        (None, "RAY_DEBUG", "legacy", "RAY_DEBUG=legacy is set in your environment"),
+    ],
+)
+def test_variables_that_choose_no_mode(flag: str | None, variable: str, value: str, what: str) -> None:
+    """The fix of a variable that Ray would ignore, or that says something else than the flag, is one that works."""
+    with pytest.raises(UsageError) as failure:
+        choose_mode(flag, {variable: value})
+    assert failure.value.what == what
+    assert f"unset {variable}" in failure.value.fix

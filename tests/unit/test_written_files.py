@@ -102,16 +102,6 @@ def test_no_output_goes_through_a_link(
     assert (mine.read_text() if mine.exists() else None) == (MINE if exists else None)
 
 
-def test_launch_json_below_a_linked_folder(theirs: Path, tmp_path: Path) -> None:
-    """A `.vscode` that leads out of the project is refused with what to do; nothing is written there."""
-    (tmp_path / "settings").mkdir()
-    (theirs / ".vscode").symlink_to(tmp_path / "settings")
-    failure = raydebug("vscode", "--snapshot", SNAPSHOT)
-    assert failure is not None
-    assert failure.cause == f"its folder is a link out of this folder, to {tmp_path / 'settings'}"
-    assert list((tmp_path / "settings").iterdir()) == []
-
-
 def test_a_link_that_the_user_names(tmp_path: Path, theirs: Path, mine: Path) -> None:
     """The file behind a link that is named stays a file of its own: the page replaces it, and the link stays."""
     link = tmp_path / "page.html"
