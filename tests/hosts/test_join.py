@@ -215,7 +215,9 @@ def test_ray_that_is_started_again(root: User):
     """When Ray (of the same version) was started anew under a cluster that was joined, joining again works."""
     with root.joined(SSH):
         root.world.clean()
-        assert "does not answer" in three_lines(*_failed(root.raydebug("paused", code=None)))
+        failed = root.raydebug("paused", code=None)
+        assert failed.returncode != 0
+        assert "does not answer" in three_lines(failed, failed.returncode)
         start_ray(root.world, [HEAD], root.environ)
         root.raydebug("up", "--join", URL)
         with root.running("--", "python", "several.py", "stop", HEAD) as job:
