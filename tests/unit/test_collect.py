@@ -150,3 +150,24 @@ def test_what_a_node_says(monkeypatch: pytest.MonkeyPatch, seen: dict, fields: d
     lines = collect.look_from_outside(None, [silent], native=False)  # type: ignore[arg-type]
     assert {name: silent.get(name) for name in fields} == fields
     assert lines == (["no stack of pid 9: no right; give it"] if "unread" in fields else [])
+
+
+@pytest.mark.parametrize(
+    ("silent", "others", "expected"),
+    [
+        ([("Trainer", None)], [("Trainer", 0), ("Trainer", 2)], [("Trainer", 1)]),
+        ([("python", None)], [("Trainer", 0), ("Trainer", 1)], [("Trainer", 2)]),  # it has not said who it is
+        ([("Trainer", None)] * 2, [("Trainer", 0)], [("Trainer", None)] * 2),  # either may be either
+        ([("python", None)], [("Trainer", 0), ("Trainer", 1), ("Critic", 0), ("Critic", 2)], [("python", None)]),
+        ([("Trainer", None)], [("Trainer", 0), ("Trainer", 1), ("Trainer", 2)], [("Trainer", None)]),
+        ([("Trainer", 1)], [("Trainer", 0)], [("Trainer", 1)]),  # as it has said in its last answer
+    ],
+)
+def test_rank_of_a_silent_process(silent: list[Any], others: list[Any], expected: list[Any]) -> None:
+    """A process that has never answered has the rank that its peers lack, where only one can be meant."""
+    found = [
+        {**process(rank, state="silent", role=role, threads=[], actor=None), "world": None, "actor": None}
+        for role, rank in silent
+    ]
+    collect.name_by_peers([*found, *[{**process(rank, role=role), "world": 3} for role, rank in others]])  # type: ignore[list-item]
+    assert [(one["role"], one["rank"]) for one in found] == expected

@@ -234,7 +234,7 @@ LOGS = {
     "progress after a pause": (f"{PAUSE}(TaskRunner pid=9) step:1 - actor/pg_loss:0.1\n", []),
     "a crash after a pause": (PAUSE + OWN, ["user-code", "breakpoint-waiting"]),
     "a pause after a crash": (OWN + PAUSE, ["user-code", "breakpoint-waiting"]),
-    "a pdb without input": (f"(Pdb) \n{OWN}".replace("ValueError: odd", "bdb.BdbQuit"), ["breakpoint-waiting"]),
+    "a pdb without input": (f"(Pdb) \n{OWN}".replace("ValueError: odd", "bdb.BdbQuit"), ["debugger-has-no-terminal"]),
     "a progress bar's end is none of the run": (f"Map: 100%|####| 3/3 [00:43<00:00]\n{TIMEOUT}", ["nccl-timeout"]),
     "a worker that is ended after the training": (HEALTHY + LATE, []),
     "a worker that is ended before": (LATE, ["ray-actor-died"]),

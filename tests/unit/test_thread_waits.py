@@ -15,6 +15,7 @@ import tracemalloc
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 import pytest
@@ -157,6 +158,22 @@ def test_socket_and_pipe(begin: Start) -> None:
     assert port in record["listens"]
     assert seen["reads"]["pipe"] in record["pipes"]
     assert seen["receives"]["host"] == f"127.0.0.1:{port}"
+
+
+def test_queue_of_vllm(begin: Start, stop: threading.Event) -> None:
+    """A thread that reads vLLM's queue names its shared memory, and each process that has it open names it too."""
+    ring = SharedMemory(create=True, size=64)
+    queue = types.SimpleNamespace(buffer=types.SimpleNamespace(shared_memory=ring), stop=stop)
+    scope: dict[str, Any] = {}
+    source = "def dequeue(self):\n    self.stop.wait()\n"
+    exec(compile(source, "/x/vllm/distributed/device_communicators/shm_broadcast.py", "exec"), scope)
+    begin("dequeues", scope["dequeue"], queue)
+    record = stacks.collect()
+    ring.close()
+    ring.unlink()
+    (seen,) = [one for one in record["threads"] if one["name"] == "dequeues"]
+    assert seen["pipe"] < 0
+    assert seen["pipe"] in record["pipes"]
 
 
 class Bindings:

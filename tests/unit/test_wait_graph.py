@@ -16,6 +16,9 @@ from raydebug.stacks.verdict import judge, judge_jobs
 
 HTTP = "/usr/lib/python3.11/http/client.py"
 THREADING = "/usr/lib/python3.11/threading.py"
+POLL = "/venv/lib/python3.11/site-packages/zmq/sugar/poll.py"
+QUEUES = "/venv/lib/python3.11/site-packages/vllm/distributed/device_communicators/shm_broadcast.py"
+EXECUTOR = "/venv/lib/python3.11/site-packages/vllm/v1/executor/multiproc_executor.py"
 SERVER = "/usr/lib/python3.11/socketserver.py"
 MAIN = frame("/job/main.py", 9, "<module>")
 
@@ -552,7 +555,7 @@ def test_actor_that_asks_itself(is_threaded: bool) -> None:
 
 @pytest.mark.parametrize("cpu_s", [0.0, 2.0])
 def test_lock_beside_a_thread_that_works(cpu_s: float) -> None:
-    """Who waits for a lock while another thread of the process works may wait for that one: it is named."""
+    """Who waits for a lock while another thread of the process computes may wait for that one: nothing hangs."""
 
     def look(before_s: float) -> list[Any]:
         waits = process(None, *STUCK, role="driver", pid=8)
@@ -560,8 +563,32 @@ def test_lock_beside_a_thread_that_works(cpu_s: float) -> None:
         return [waits]
 
     verdict = judge([look(0.0), look(cpu_s)])
-    assert (verdict["kind"], verdict["certainty"]) == ("lock", "likely")
-    assert ("; maker at /job/m.py:3 make of the same process is at work" in verdict["text"]) == bool(cpu_s)
+    assert (verdict["kind"], verdict["certainty"]) == ("moving" if cpu_s else "lock", "likely")
+    assert (
+        "now at /job/m.py:3 make; a lock or an event (wait) is waited for at /job/worker.py:40" in verdict["text"]
+    ) == bool(cpu_s)
+    assert [link["at"] for link in verdict["chain"]][1:] == (["/job/m.py:3 make"] if cpu_s else [])
+
+
+def test_message_that_is_lost() -> None:
+    """An engine and its worker that wait for each other on vLLM's queues: the wait is a queue, and the message lost."""
+
+    def reads(name: str, own: int, *files: int, at: str, **facts: Any) -> Any:
+        frames = [frame(QUEUES, 806, "MessageQueue.acquire_read"), frame(QUEUES, 900, "MessageQueue.dequeue")]
+        shown = process(None, frame(POLL, 106, "Poller.poll"), *frames, frame(EXECUTOR, 9, at), role=name, **facts)
+        shown["threads"][0]["pipe"] = own
+        return {**shown, "pipes": list(files)}
+
+    engine = reads("VLLM::EngineCore", -7, -7, -9, at="get_response", pid=11, child_of=9)
+    worker = reads("RayWorkerProc", -9, -7, -9, at="worker_busy_loop", pid=12)
+    child = frame("/usr/lib/python3.11/multiprocessing/popen_fork.py", 28, "Popen.poll")
+    server = actor("EngineServer", 9, child, frame("/job/serve.py", 40, "generate"), thread={"child": 11})
+    look = [driver("ab"), server, engine, worker]
+    verdict = judge([look, look], [task("ab", "EngineServer.generate", "EngineServer")])
+    assert [link["pid"] for link in verdict["chain"]] == [8, 9, 11, 12]
+    assert (verdict["kind"], verdict["certainty"]) == ("queue", "likely")
+    assert "RayWorkerProc (pid 12) waits for a message of vLLM's queue" in verdict["text"]
+    assert "each of the last two waits for the other: what one of them has sent is lost" in verdict["text"]
 
 
 def test_server_with_several_handlers() -> None:

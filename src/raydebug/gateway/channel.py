@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 from raydebug.protocol import messages, records, wire
 from raydebug.protocol.death import Birth, LastWords
 from raydebug.protocol.listings import BreakpointState, ListedProcess
-from raydebug.protocol.questions import DESCRIBE, SPANS, Answer, Body, Nothing, Question
+from raydebug.protocol.questions import DESCRIBE, SPANS, STACKS, Answer, Body, Nothing, Question
 from raydebug.protocol.records import BadRecord, BreakpointReport, BreakpointSpec, WorkRecord
 from raydebug.protocol.spans import SpansRecord
 from raydebug.protocol.wire import Message
@@ -72,6 +72,7 @@ class ControlChannel:
         self.about = cast(WorkRecord, records.read(about, records.ProcessRecord, "the process"))
         self.reports: dict[str, BreakpointReport] = {}  # by breakpoint
         self.answers = True
+        self.world: int | None = None  # as it has said with its last stacks
         self.fault = ""  # why it could not describe itself
         self.birth: Birth = {}
         self.words: LastWords = {}
@@ -159,8 +160,10 @@ class ControlChannel:
                 if question == SPANS:
                     answer |= {"sent_ns": asked.sent_ns, "received_ns": time.monotonic_ns()}
                     answer["gateway_wall_ns"] = wall_ahead_ns()
+                if question in (DESCRIBE, STACKS):
+                    self.learn({name: answer[name] for name in WorkRecord.__annotations__ if name in answer})
+                    self.world = answer.get("world", self.world)
                 if question == DESCRIBE:
-                    self.learn(answer)
                     self.answers, self._described_at = True, time.monotonic()
             elif answer.state == messages.FAILED:
                 log.warning("process %s: '%s' failed: %s", self.title, question.name, cause)

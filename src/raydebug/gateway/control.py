@@ -100,7 +100,7 @@ def _list_stacks(channel: ControlChannel, record: StacksRecord | None) -> Listed
         "actor_id": channel.about.get("actor_id"),
         "instance": channel.instance,
         "role": role_of(about),
-        "world": record.get("world") if record else None,
+        "world": channel.world,
         "state": messages.ANSWERED if record else messages.SILENT,
         "age_s": 0.0 if record else None,
         **{name: (record or {}).get(name, kind()) for name, kind in LISTED_OF_STACKS.items()},
@@ -196,7 +196,6 @@ class Control:
         answers = {channel: record for channel, record in given.items() if not isinstance(record, NoAnswer)}
         holders: dict[str, list[ControlChannel]] = {}
         for channel, record in answers.items():
-            channel.learn(records.read(record, records.WorkRecord))
             for thread in record.get("threads", []):
                 if len(known := holders.setdefault(thread.get("digest", ""), [])) < HOLDERS:
                     known.append(channel)

@@ -121,6 +121,7 @@ def look_from_outside(
             _add(here[int(pid)], seen, native=native)
             if "threads" not in seen and not seen.get("gone"):
                 refused.setdefault((seen["cause"], seen["fix"]), []).append(int(pid))
+    name_by_peers(processes)
     what = "no C frames" if native else "no stack"
     return [f"{what} of pid {', '.join(map(str, pids[:8]))}: {cause}; {fix}" for (cause, fix), pids in refused.items()]
 
@@ -165,6 +166,31 @@ def _add(process: ListedStacks, seen: Seen, *, native: bool) -> None:
             {**thread, "frames": [f for f in thread["frames"] if is_python(f["file"])]} for thread in threads
         ]
         process["age_s"] = 0.0
+
+
+def name_by_peers(processes: Iterable[ListedStacks]) -> None:
+    """Give a silent process that has never said its rank the one that its peers lack, where nothing else can be meant.
+
+    One that has not said its role either is of the only role of its job that lacks a rank.
+    """
+    processes = list(processes)
+    ranks: dict[tuple[str | None, str], set[int]] = {}
+    worlds: dict[tuple[str | None, str], int] = {}
+    for process in processes:
+        if process["rank"] is not None:
+            team = process["job"], process["role"]
+            ranks.setdefault(team, set()).add(process["rank"])
+            worlds[team] = max(worlds.get(team, 0), process["world"] or 0)
+    lacking = [(team, rank) for team in ranks for rank in range(worlds[team]) if rank not in ranks[team]]
+    unnamed = [process for process in processes if process["state"] == SILENT and process["rank"] is None]
+    for process in unnamed:
+        job, role = process["job"], process["role"]
+        has_role = (job, role) in ranks
+        teams = [(job, role)] if has_role else [team for team in ranks if team[0] == job]
+        open_ranks = [(team, rank) for team, rank in lacking if team in teams]
+        rivals = [other for other in unnamed if other["job"] == job and (other["role"] == role or not has_role)]
+        if len(open_ranks) == len(rivals) == 1 and (has_role or process["actor"] is None):
+            ((_, process["role"]), process["rank"]) = open_ranks[0]
 
 
 def is_python(file: str) -> bool:

@@ -34,10 +34,11 @@ def differs(before: ThreadStack, after: ThreadStack) -> bool:
     """Return whether a thread is at another line, or computes; some waits compute, too."""
     if before.get("frames") != after.get("frames"):
         return True
-    return _computes(before, after)
+    return computes(before, after)
 
 
-def _computes(before: ThreadStack, after: ThreadStack) -> bool:
+def computes(before: ThreadStack, after: ThreadStack) -> bool:
+    """Return whether a thread has used CPU time, and not because of its wait."""
     kind, _ = next(matches(after), ("unknown", ""))
     return after.get("cpu_s", 0.0) - before.get("cpu_s", 0.0) > COMPUTES_S and not KINDS[kind].spins
 
@@ -90,7 +91,7 @@ def any_computes(samples: Sequence[Look]) -> bool:
 def _is_at_work(then: ListedStacks, now: ListedStacks) -> bool:
     is_engine = any(_OF_ENGINE in frame.get("file", "") for frame in active_thread(now).get("frames", [])[:1])
     is_unknown = wait_of(now).kind == wait_of(then).kind == "unknown"
-    return not is_engine and (is_unknown or _computes(active_thread(then), active_thread(now)))
+    return not is_engine and (is_unknown or computes(active_thread(then), active_thread(now)))
 
 
 def _is_at_one_line(then: ListedStacks, now: ListedStacks) -> bool:

@@ -18,8 +18,8 @@ from raydebug.render import command
 from raydebug.stacks.causes import Cause, call_of, describe, end_of, phase_of
 from raydebug.stacks.collectives import all_inside, judge_collectives
 from raydebug.stacks.graph import RUNNING, Edge, Graph, Node, Path, Task
-from raydebug.stacks.groups import active_thread, group, is_idle, place, place_of
-from raydebug.stacks.movement import differs, moved
+from raydebug.stacks.groups import active_thread, group, is_idle, place
+from raydebug.stacks.movement import computes, differs, moved
 from raydebug.stacks.wait_kinds import (
     CERTAIN,
     COLLECTIVE,
@@ -205,6 +205,7 @@ class _Look:
         best = self._best_of(self._paths)
         if best is None:
             return None
+        blocked, best = best.end, self._to_working_thread(best)
         end = self._end(best)
         if end > End.POLLS and (waiting := all_inside(self._waits)) is not None:
             return waiting
@@ -219,8 +220,11 @@ class _Look:
             busy = f"that is at {place(wait.at)}" + (f", waiting for {wait.what}" if wait.what else "")
             kind = "mailbox"
             text = f"{edge.source.wait.who} waits for {edge.words}, which waits in the mailbox of {wait.who}; {busy}"
-        if kind == "lock" and (working := self._working_thread(best.end)):
-            text += f"; {working} of the same process is at work"
+        on_path = [best.root, *(edge.target for edge in best.edges)]
+        if blocked is not None and blocked is not best.end:
+            text += f"; {blocked.wait.what} is waited for at {place(blocked.wait.at)}, perhaps until that is done"
+        elif any(edge.kind == "queue" and edge.target in on_path for edge in self.graph.edges(best.end)):
+            text += "; each of the last two waits for the other: what one of them has sent is lost"
         certainty = self._how_certain(best, cause, end)
         if phase := phase_of(best, self.graph):
             text = f"the job is starting ({phase}): {text}"
@@ -228,14 +232,22 @@ class _Look:
         processes = list({id(process): process for process in (best.end.process, *others)}.values())
         return self._with_chain(make_verdict(kind, certainty, text, cause.next, processes), best.edges, best.end)
 
-    def _working_thread(self, node: Node) -> str:
-        """Return another thread of a process that works, which may be what the process waits for; empty without one."""
+    def _to_working_thread(self, path: Path) -> Path:
+        """Return a path that goes on to a thread of its last process that computes: the process may wait for that one.
+
+        Whether it does is not seen, so that nothing is certain.
+        """
+        node = path.end
+        if node is None or node.wait.kind not in ("lock", "queue"):
+            return path
         for before in self._alike(node.process)[-1:]:
             threads = {thread["name"]: thread for thread in before["threads"]}
             for thread in node.process["threads"]:
-                if thread is not node.thread and differs(threads.get(thread["name"], thread), thread):
-                    return f"{thread['name']} at {place(place_of(thread['frames']))}"
-        return ""
+                if thread is not node.thread and computes(threads.get(thread["name"], thread), thread):
+                    works = self.graph.node(node.process, thread)
+                    step = Edge(node, works, node.wait.kind, f"{thread['name']} of the same process", is_seen=False)
+                    return Path(path.root, (*path.edges, step))
+        return path
 
     def _no_process(self, path: Path) -> Verdict:
         """Judge a task that no process of the job runs."""

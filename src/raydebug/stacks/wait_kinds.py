@@ -109,13 +109,17 @@ _GROUPS = "init_process_group|new_group|split_group"
 COLLECTIVES = rf"^(all_|reduce|broadcast|barrier|gather|scatter|monitored|send|recv|batch_isend|{_GROUPS})"
 _LIBRARY = r"/lib/python3\.\d+/"
 # Most specific first; searched are the frames that the user's innermost one has called. Sources: torch 2.11 and 2.13,
-# ray 2.60.0, vLLM 0.28, CPython 3.10 to 3.13, httpcore 1, aiohttp 3.
+# ray 2.60.0, vLLM 0.28, CPython 3.10 to 3.13, httpcore 1, aiohttp 3, pyzmq 27.
 PATTERNS: tuple[tuple[str, str, str, str], ...] = (
     (r"/torch/distributed/distributed_c10d\.py$", COLLECTIVES, COLLECTIVE, "{function}"),
     (r"/ray/util/collective/collective\.py$", r"^(all|barrier|reduce|broadcast|send|recv|synchronize)", COLLECTIVE,
      "{function}"),
     (r"/vllm/distributed/(device_communicators/pynccl|utils)\.py$",
      r"^(all_|reduce|broadcast|barrier|send|recv|gather)", COLLECTIVE, "{function}"),
+    (r"/vllm/distributed/device_communicators/shm_broadcast\.py$", r"^(dequeue|acquire_read)$", "queue",
+     "a message of vLLM's queue"),
+    (r"/vllm/distributed/device_communicators/shm_broadcast\.py$", r"^(enqueue|acquire_write)$", "queue",
+     "room in vLLM's queue"),
     (r"/torch/utils/data/dataloader\.py$", r"_get_data|_try_get_data", "data-loader", "a worker of its DataLoader"),
     (r"/vllm/v1/engine/(core_client|async_llm|llm_engine)\.py$", r"^(get_output|generate|step|_?call_utility)",
      "engine", "an answer of its vLLM engine"),
@@ -126,6 +130,7 @@ PATTERNS: tuple[tuple[str, str, str, str], ...] = (
     (r"/subprocess\.py$|/multiprocessing/popen_fork\.py$", r"^(wait|_wait|poll|_?communicate)$", "subprocess",
      "a process that it started"),
     (r"/multiprocessing/connection\.py$", r"", "queue", "a pipe ({function})"),
+    (r"-packages/zmq/", r"", "network", "a message of ZeroMQ"),
     (r"/httpcore/|/aiohttp/|/http/client\.py$|/urllib3/|/requests/", r"", "network", "an HTTP response"),
     (rf"/ssl\.py$|{_LIBRARY}socket\.py$|/asyncio/streams\.py$", r"", "network", "a network connection"),
     (rf"{_LIBRARY}concurrent/futures/", r"^(result|exception|wait|as_completed)$", "lock", "a future ({function})"),

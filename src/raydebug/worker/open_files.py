@@ -1,5 +1,7 @@
 """Read which TCP ports this process listens on, and which pipes it has open: others wait for its answers there.
 
+Shared memory, in which queues are, counts as a pipe.
+
 The kernel is asked about each socket of the process: its table of all connections (proc(5) /proc/net/tcp) takes 8 ms to
 read where there are some hundred.
 """
@@ -15,19 +17,27 @@ from raydebug.protocol.records import MAX_ITEMS
 
 MAX_FILES = 4096
 FILES = Path("/proc/self/fd")
+SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - only what processes have open there is looked at
 
 
 def read_open_files() -> tuple[list[int], list[int]]:
-    """Return the ports that this process listens on, and the inodes of its pipes."""
+    """Return the ports that this process listens on, and the ids of its pipes: inodes, or `shared_memory_id`."""
     ports, pipes = set(), set()
     for name in os.listdir(FILES)[:MAX_FILES]:
         with contextlib.suppress(OSError, ValueError):  # it was closed meanwhile
             kind, _, inode = os.readlink(f"{FILES}/{name}").partition(":")
             if kind == "pipe":
                 pipes.add(int(inode.strip("[]")))
+            elif kind.startswith(SHARED_MEMORY):
+                pipes.add(shared_memory_id(int(name)))
             elif kind == "socket" and (port := _listening_port(int(name))):
                 ports.add(port)
     return sorted(ports)[:MAX_ITEMS], sorted(pipes)[:MAX_ITEMS]
+
+
+def shared_memory_id(file: int) -> int:
+    """Return the same number in each process that has this memory open; it is negative, as no pipe's is."""
+    return -os.fstat(file).st_ino
 
 
 def _listening_port(number: int) -> int | None:

@@ -24,6 +24,7 @@ from raydebug.protocol.records import MAX_ITEMS, ThreadStack
 from raydebug.worker import source
 from raydebug.worker.frame_locals import locals_of
 from raydebug.worker.frames import is_users
+from raydebug.worker.open_files import shared_memory_id
 
 MAX_PARSED_BYTES = 400_000  # of a source file that is searched for the `with` blocks of a frame
 LOCKS: tuple[type, ...] = (type(threading.Lock()), type(threading.RLock()))
@@ -107,6 +108,9 @@ def _note_wait(stack: ThreadStack, frame: FrameType) -> None:
             stack["child"] = child
     elif path.endswith("/multiprocessing/connection.py") and "self" in locals_of(frame):
         stack.setdefault("pipe", os.fstat(locals_of(frame)["self"]._handle).st_ino)
+    elif path.endswith("/device_communicators/shm_broadcast.py") and function in ("dequeue", "enqueue"):  # vLLM 0.28
+        ring = locals_of(frame)["self"].buffer.shared_memory
+        stack.setdefault("pipe", shared_memory_id(ring._fd))
     elif _is_of(frame, "threading") and function in ("join", "_wait_for_tstate_lock"):
         _add(stack, [hex(id(locals_of(frame)["self"]))])
     elif _is_of(frame, "concurrent.futures._base") and function in ("result", "exception"):
