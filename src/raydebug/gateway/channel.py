@@ -161,7 +161,7 @@ class ControlChannel:
                     answer |= {"sent_ns": asked.sent_ns, "received_ns": time.monotonic_ns()}
                     answer["gateway_wall_ns"] = wall_ahead_ns()
                 if question in (DESCRIBE, STACKS):
-                    self.learn({name: answer[name] for name in WorkRecord.__annotations__ if name in answer})
+                    self.learn(records.read(answer, WorkRecord))
                     self.world = answer.get("world", self.world)
                 if question == DESCRIBE:
                     self.answers, self._described_at = True, time.monotonic()
