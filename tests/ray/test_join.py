@@ -102,11 +102,11 @@ def test_a_cluster_with_token(with_token, tmp_path):
     cluster = joined(head, "tok")
     print(f"up --join took {time.monotonic() - began:.1f} s")
     assert cluster.token == head.token
-    assert cluster.there.dial.startswith(f"{head.ip}:")
-    folder = Path(cluster.there.folder)
+    assert cluster.remote.dial.startswith(f"{head.ip}:")
+    folder = Path(cluster.remote.folder)
     assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "token")] == [0o700, 0o600]
     assert _addresses(cluster.gateway_port) == {LOOPBACK}
-    assert _addresses(int(cluster.there.dial.rpartition(":")[2])) == {head.ip}
+    assert _addresses(int(cluster.remote.dial.rpartition(":")[2])) == {head.ip}
 
     with starting_runs(cluster) as run:
         _debug(cluster, run)
@@ -165,7 +165,7 @@ def test_a_cluster_without_token(without_token, tmp_path):
     assert done.stderr.count(warning) == 1
     cluster = read_record("open")
     assert cluster is not None
-    token = (Path(cluster.there.folder) / "token").read_text()
+    token = (Path(cluster.remote.folder) / "token").read_text()
     assert token == cluster.token
     assert len(token) == 64
     assert not [line for line in _command_lines() if token in line]
@@ -189,12 +189,12 @@ def test_a_cluster_without_token(without_token, tmp_path):
     assert repair in refused.stderr
     assert repair in raydebug("run", "--name", "open", "--", "python", "first.py").stderr
     seen = raydebug("ps", "--name", "open")
-    assert f"the gateway is down: its job {cluster.there.job} is STOPPED; {repair}" in " ".join(seen.stdout.split())
+    assert f"the gateway is down: its job {cluster.remote.job} is STOPPED; {repair}" in " ".join(seen.stdout.split())
     assert "next: raydebug run" not in seen.stderr
     printed = join(head, "open").stderr.splitlines()[-1].strip()
     repaired = read_record("open")
     assert repaired is not None
-    assert (repaired.token, repaired.there.dial) == (cluster.token, cluster.there.dial)
+    assert (repaired.token, repaired.remote.dial) == (cluster.token, cluster.remote.dial)
     _run_their_own(head, printed)
 
     assert raydebug("down", "--name", "open", env=other).returncode == 0
@@ -215,7 +215,7 @@ def test_several_nodes(with_token):
     head.start_worker(ip="127.0.0.2")
     wait_for(lambda: _nodes(head) == 2, "the second node")
     cluster = joined(head, "two")
-    assert len(cluster.there.prepared) == 2
+    assert len(cluster.remote.prepared) == 2
     runners = dict(kind_of(cluster).runners())
     assert list(runners) == [head.ip, "127.0.0.2"]
     shows = "import os; print(os.environ['RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES'])"
@@ -257,7 +257,7 @@ def test_ray_that_is_upgraded(tmp_path):
             assert done.returncode != 0
             assert f"`raydebug up --join {head.url} --name old` starts it again" in done.stdout + done.stderr
         again = joined(head, "old")
-        assert (again.ray, again.there.asks_token) == (version("ray"), True)
+        assert (again.ray, again.remote.asks_token) == (version("ray"), True)
         with starting_runs(again) as run:
             job = run("--", "python", "cases.py", "actor")
             (pause,) = job.pauses(1)
@@ -284,8 +284,8 @@ def _run_their_own(head: ForeignRay, printed: str) -> None:
 
 def _stop_gateway(head: ForeignRay, cluster: Cluster) -> None:
     dashboard = Dashboard(cluster)
-    dashboard.stop_job(cluster.there.job)
-    wait_for(lambda: dashboard.job(cluster.there.job)["status"] in ENDED, "the end of the gateway's job")
+    dashboard.stop_job(cluster.remote.job)
+    wait_for(lambda: dashboard.job(cluster.remote.job)["status"] in ENDED, "the end of the gateway's job")
 
 
 def _nodes(head: ForeignRay) -> int:

@@ -78,8 +78,8 @@ def test_kubectl_exec(pod, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     cluster = read_record("kube")
     assert cluster is not None
-    assert cluster.there.client_port == pod.ports["gateway"]
-    assert cluster.there.dial == f"{pod.ip}:{pod.ports['dial']}"
+    assert cluster.remote.client_port == pod.ports["gateway"]
+    assert cluster.remote.dial == f"{pod.ip}:{pod.ports['dial']}"
     assert cluster.gateway_port != pod.ports["gateway"], "the way there begins at a port of its own"
     assert cluster.dashboard != pod.url, "so does the one to the dashboard"
     assert _listens_at(pod.ports["gateway"]) == {LOOPBACK}

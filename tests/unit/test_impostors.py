@@ -261,7 +261,9 @@ def test_another_user_where_no_cluster_was_known(tmp_path, monkeypatch):
                     Dashboard(named).nodes()
                 assert "RAY_AUTH_TOKEN_PATH=FILE" in refused.value.fix
                 assert process.stdout.readline() == "b''\n"
-        was = dataclasses.replace(named.there, asks_token=False, dashboard_uid=65534)  # joined while none was asked for
+        was = dataclasses.replace(
+            named.remote, asks_token=False, dashboard_uid=65534
+        )  # joined while none was asked for
         asked = joined._checked(named, dataclasses.replace(named, remote=was))
         assert TOKEN not in process.stdout.readline()
         with pytest.raises(RaydebugError, match="the token was not sent"):

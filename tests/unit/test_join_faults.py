@@ -79,7 +79,7 @@ def test_join_and_leave(dashboard, monkeypatch):
     """A cluster that was joined is left without a job, a record or a token; its token is nowhere to be read."""
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     cluster = join(dashboard)
-    assert (cluster.token, cluster.there.prepared, cluster.there.dial) == (
+    assert (cluster.token, cluster.remote.prepared, cluster.remote.dial) == (
         dashboard.sent_token,
         ["n1"],
         "127.0.0.1:5679",
@@ -219,7 +219,7 @@ def test_a_token_that_was_lost_here(dashboard):
     assert raised.value.fix == f"`raydebug up --join {dashboard.url} --name x` starts it again"
     second = join(dashboard)
     assert (second.token, second.id) == (dashboard.sent_token, first.id)
-    assert dashboard.running() == [second.there.job]
+    assert dashboard.running() == [second.remote.job]
 
 
 # What is left behind
@@ -348,7 +348,7 @@ def test_what_cannot_be_undone(dashboard, monkeypatch, capsys):
     assert "note: not all could be undone" in capsys.readouterr().err
     dashboard.refuse = lambda _: None
     left = read_record("x")
-    assert dashboard.running() == [left.there.job]
+    assert dashboard.running() == [left.remote.job]
     assert joined.leave(left) == []
     assert (dashboard.jobs, read_record("x")) == ({}, None)
 
@@ -386,7 +386,7 @@ def test_a_ray_that_now_asks_for_a_token(dashboard, monkeypatch):
     assert not any(dashboard.sent_token in header for header in dashboard.headers)  # the gateway's own is not Ray's
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     cluster = join(dashboard)
-    assert (cluster.token, cluster.there.asks_token) == (TOKEN, True)
+    assert (cluster.token, cluster.remote.asks_token) == (TOKEN, True)
     monkeypatch.delenv("RAY_AUTH_TOKEN")
     dashboard.token = f"1{TOKEN}"
     with pytest.raises(RaydebugError) as raised:
@@ -406,7 +406,7 @@ def test_joined_again_from_another_terminal(dashboard, monkeypatch):
     first = join(dashboard)
     monkeypatch.delenv("RAY_AUTH_TOKEN")
     again = join(dashboard)
-    assert (again.there.job, again.there.head) == (first.there.job, "127.0.0.1")
+    assert (again.remote.job, again.remote.head) == (first.remote.job, "127.0.0.1")
 
 
 def test_leaving_nodes_that_lost_raydebug(dashboard):
@@ -415,7 +415,7 @@ def test_leaving_nodes_that_lost_raydebug(dashboard):
     dashboard.python, usual = "/new/python", dashboard.usual
     dashboard.answer = lambda _: "No module named raydebug\n"
     (left,) = joined.leave(cluster)
-    assert left == f"{cluster.there.folder} on the nodes: /new/python of the head says: No module named raydebug"
+    assert left == f"{cluster.remote.folder} on the nodes: /new/python of the head says: No module named raydebug"
     assert dashboard.jobs == {}
     assert read_record("x") is not None
     dashboard.answer = usual
@@ -435,19 +435,19 @@ def test_a_folder_of_another_user(tmp_path):
 def test_jobs_of_two_verbs(dashboard):
     """Jobs that have ended are removed but the last and the gateway's, whoever removes them first."""
     cluster = join(dashboard)
-    dashboard.jobs[cluster.there.job]["status"] = "FAILED"
+    dashboard.jobs[cluster.remote.job]["status"] = "FAILED"
     dashboard.refuse = lambda what: 404 if what.startswith("DELETE") else None
     runner = NodeRunner(cluster, "127.0.0.1")
     for _ in range(3):
         assert runner.run_python(["-c", ""], Path("/")) == "['-c', '']"
-    assert [name for name in dashboard.jobs if "gateway" in name] == [cluster.there.job]
+    assert [name for name in dashboard.jobs if "gateway" in name] == [cluster.remote.job]
     assert len([name for name in dashboard.jobs if "nodes" in name]) == 1
 
 
 def test_nodes_that_lack_something(dashboard):
     """On a second join a node without raydebug is named, and the gateway starts; `run` and `ps` name it."""
     cluster = join(dashboard)
-    dashboard.jobs[cluster.there.job]["status"] = "STOPPED"
+    dashboard.jobs[cluster.remote.job]["status"] = "STOPPED"
     bad = [{"node_id": f"n{n}", "ip": f"10.0.0.{n}", "gpus": 8, "problem": "it has no raydebug"} for n in range(2, 7)]
     dashboard.answer = lambda request: {**dashboard.usual(request), "nodes": [NODE, *bad]}
     asked = joined.asked_at(dashboard.url, "x")
@@ -455,7 +455,7 @@ def test_nodes_that_lack_something(dashboard):
     assert not runs
     assert head_requests.problems_of(nodes) == ["5 nodes (10.0.0.2, 10.0.0.3, 10.0.0.4, ...): it has no raydebug"]
     again = read_record("x")
-    assert again.there.prepared == ["n1"]
+    assert again.remote.prepared == ["n1"]
     assert state.without_token(again, {"n1": "127.0.0.1"}) == ""
     assert state.without_token(again, {"n1": "127.0.0.1", "n2": "10.0.0.2"}) == (
         f"no breakpoints on 10.0.0.2: `up --join` has not prepared it; `raydebug up --join {dashboard.url} --name x`"
@@ -530,14 +530,14 @@ def test_a_way_that_changes(dashboard):
     """Another command replaces the one before; an empty one ends it; `down` ends it with all that it has started."""
     dashboard.python = sys.executable
     first = join(dashboard, "env A=b")
-    assert first.there.dashboard != first.there.join_url == dashboard.url  # both ports are behind the command
+    assert first.remote.dashboard != first.remote.join_url == dashboard.url  # both ports are behind the command
     assert join(dashboard).supervisor_pid == first.supervisor_pid
     second = join(dashboard, "env A=c")
     assert not psutil.pid_exists(first.supervisor_pid)
     assert "A=c" in psutil.Process(second.supervisor_pid).cmdline()
     third = join(dashboard, "")
     assert not psutil.pid_exists(second.supervisor_pid)
-    assert (third.there.gateway, third.there.through) == ("127.0.0.1:5678", "")
+    assert (third.remote.gateway, third.remote.through) == ("127.0.0.1:5678", "")
     last = join(dashboard, "env A=b")
     assert joined.leave(last) == []
     assert not psutil.pid_exists(last.supervisor_pid)
@@ -568,7 +568,10 @@ def test_a_way_at_a_second_join(dashboard, monkeypatch, fault):
     dashboard.refuse = lambda _: None
     assert len(dashboard.asked) == joined_before
     found = read_record("x")
-    assert (found.there.through, found.there.job) == (first.there.through, first.there.job)  # its ports may be others
+    assert (found.remote.through, found.remote.job) == (
+        first.remote.through,
+        first.remote.job,
+    )  # its ports may be others
     assert [("A=b" in way.cmdline(), way.pid) for way in ways_to(dashboard)] == [(True, found.supervisor_pid)]
     socket.create_connection(("127.0.0.1", found.ports["gateway"])).close()
     assert joined.leave(found) == []
@@ -747,7 +750,7 @@ def test_up_is_the_join_again(gateway: GatewayUnderTest):
         done = raydebug("up", "--join", dashboard.url, "--name", "x", RAY_AUTH_TOKEN=TOKEN)
         assert done.returncode == 0, done.stderr
         cluster = read_record("x")
-        dashboard.jobs[cluster.there.job]["status"] = "FAILED"
+        dashboard.jobs[cluster.remote.job]["status"] = "FAILED"
         done = raydebug("up", "--name", "x", RAY_AUTH_TOKEN=TOKEN)
         assert done.returncode == 0, done.stderr
         assert len(dashboard.running()) == 1

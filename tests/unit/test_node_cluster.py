@@ -40,8 +40,8 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     done: list[str] = []
 
     def open_way(cluster: state.Cluster, _: Any) -> state.Cluster:
-        done.append(cluster.there.through)
-        if "fails" in cluster.there.through:
+        done.append(cluster.remote.through)
+        if "fails" in cluster.remote.through:
             raise RaydebugError("no way", cause="it fails", fix="none", code="joined.no-way")
         state.save_cluster(cluster)
         return cluster
@@ -80,8 +80,8 @@ def test_join_and_leave(folder: Path, ways: list[str]):
     cluster, nodes, was_joined = join_folder(OPTIONS, folder, "ssh n1", on_phase=lambda _: None)
     assert ([node["host"] for node in nodes], was_joined, ways) == (["n1", "n2"], False, ["ssh n1"])
     assert (cluster.kind, cluster.id, cluster.debugger, cluster.gpus) == ("joined", HEAD["id"], "post-mortem", 8)
-    assert cluster.there.far == {"gateway": 5678, "dashboard": 8265}
-    assert (cluster.token, cluster.there.join_url) == ((folder / "token").read_text(), str(folder))
+    assert cluster.remote.far == {"gateway": 5678, "dashboard": 8265}
+    assert (cluster.token, cluster.remote.join_url) == ((folder / "token").read_text(), str(folder))
     assert node_variables(cluster) == {"RAYDEBUG_CLUSTER_NAME": "x"}
     assert kind_of(cluster).is_alive()
     before = {path: path.read_text() for path in folder.rglob("*") if path.is_file()}
@@ -143,7 +143,7 @@ def test_which_way(folder: Path, ways: list[str], monkeypatch: pytest.MonkeyPatc
 
     def join(through: str | None = None, **changes: Any) -> str:
         come_up(folder, **changes)
-        return join_folder(OPTIONS, folder, through, on_phase=lambda _: None)[0].there.through
+        return join_folder(OPTIONS, folder, through, on_phase=lambda _: None)[0].remote.through
 
     with pytest.raises(RaydebugError, match="the head of this cluster is another machine, n1") as error:
         join()
@@ -168,7 +168,7 @@ def test_a_way_that_fails(folder: Path, ways: list[str], is_new: bool):
     with pytest.raises(RaydebugError, match="no way"):
         join_folder(OPTIONS, folder, "ssh fails", on_phase=lambda _: None)
     record = state.read_record("x")
-    assert (record.there.through if record else None) == (None if is_new else "ssh n1")
+    assert (record.remote.through if record else None) == (None if is_new else "ssh n1")
 
 
 def test_a_name_that_is_taken(folder: Path, ways: list[str], tmp_path: Path):

@@ -358,7 +358,7 @@ def test_names_of_files(cluster):
         "file": '/my "project"/a.py',
         "other": f"{NEWER}/a.py",
     }
-    assert with_local_names(replace(cluster, remote=None), sent) == sent
+    assert with_local_names(replace(cluster, remote=Remote()), sent) == sent
     assert GatewayAddress.of(cluster).copies() == [{"localRoot": str(here), "remoteRoot": THERE}]
 
 

@@ -49,7 +49,7 @@ TYPO_LIKENESS = 0.86  # VLLM_USE_V2 is like VLLM_USE_V1; VLLM_SERVICE_HOST, whic
 def check(target: Target) -> StageResult:
     """Gather facts about the environment in the cluster's Python and judge them."""
     command, cluster = list(target.command), target.cluster
-    head = cluster.there.head if cluster is not None and cluster.is_of_nodes and target.others else None
+    head = cluster.remote.head if cluster is not None and cluster.is_of_nodes and target.others else None
     facts = run_probe(target, "env", budget_s=BUDGET_S, command=command, head=head)
     others = run_probes(target, dict(target.others), "env", budget_s=BUDGET_S, head=head)
     return StageResult([*judge(target, facts), *compare(facts, others), *judge_nodes(others)])

@@ -41,7 +41,7 @@ def is_started(name: str) -> bool:
 
     with contextlib.suppress(RaydebugError):  # a record cannot be read, or an engine is away
         found = find_running(name)
-        return found is not None and found.remote is None and not found.owner
+        return found is not None and not found.is_remote and not found.owner
     return False
 
 

@@ -49,7 +49,7 @@ def paused(
         if as_json:
             render.out_json({"version": 1, "pauses": pauses})
             return
-        if cluster.remote is not None and cluster.remote.job_ends:
+        if cluster.remote.job_ends:
             from raydebug.cluster.slurm import why_soon_over
 
             if soon := why_soon_over(cluster.remote):

@@ -173,7 +173,7 @@ def _kind_or_join(
 
     cluster = find_cluster(name) if join is None and "--write-env" not in given else None
     if cluster is not None and cluster.is_joined:
-        join = cluster.there.join_url
+        join = cluster.remote.join_url
     if join is not None:
         refuse_for_join(join, given)
         return kind, join
@@ -211,7 +211,7 @@ def _bring_up(options: UpOptions, asked: str | None) -> tuple[Cluster, bool]:
     from raydebug.cluster.up import refuse_other_ports
 
     existing = find_cluster(options.name)
-    if existing is not None and (existing.remote or asked not in (None, existing.kind)):
+    if existing is not None and (existing.is_remote or asked not in (None, existing.kind)):
         if kind_of(existing).is_alive():
             refuse_other_ports(options, existing)
             return existing, False
@@ -266,7 +266,7 @@ def down(name: NameAsGiven = "default") -> None:
     from raydebug.cluster.kinds import kind_of
 
     cluster = load_cluster(name)
-    if cluster.remote is not None and cluster.remote.job:
+    if cluster.remote.job:
         _name_pauses(cluster)
     with render.waiting(f"ending cluster '{name}'"):
         left = kind_of(cluster).take_down()
@@ -275,11 +275,11 @@ def down(name: NameAsGiven = "default") -> None:
             f"cluster '{name}' is not wholly down",
             cause=f"still there: {', '.join(left)}",
             fix="run `raydebug down` again; look at what is left, by these ids"
-            + (f"; where it stays, remove it on the nodes, and then {cluster.folder}" if cluster.remote else ""),
+            + (f"; where it stays, remove it on the nodes, and then {cluster.folder}" if cluster.is_remote else ""),
             code="cluster.not-down",
         )
     what = "is left: it runs on without raydebug" if cluster.is_joined else "is down"
-    if cluster.remote is not None and cluster.remote.node_folder:
+    if cluster.remote.node_folder:
         what = "is left: its nodes run on, with raydebug, until whoever has started them ends them"
     render.say(f"cluster '{name}' {what}")
 

@@ -72,7 +72,7 @@ def _join_dashboard(options: UpOptions, address: str, through: str | None, *, as
     show_cluster(cluster, nodes)
     for line in head_requests.problems_of(nodes):
         render.say(f"note: no breakpoints on {line}")
-    if not cluster.there.asks_token:
+    if not cluster.remote.asks_token:
         render.say(
             f"warning: this cluster asks for no token: anyone who reaches {cluster.dashboard} can run code on its nodes"
         )
@@ -85,10 +85,10 @@ def _way_to_head(cluster: Cluster) -> str:
     from raydebug.cluster.tunnel import LOG
 
     log = f"all that it says: {cluster.folder / LOG}"
-    head, port, name = cluster.there.head, cluster.there.client_port, name_option(cluster.name)
-    again = f"`raydebug up --join {cluster.there.join_url}{name}"
+    head, port, name = cluster.remote.head, cluster.remote.client_port, name_option(cluster.name)
+    again = f"`raydebug up --join {cluster.remote.join_url}{name}"
     fix = f"{again} --through 'ssh {head}'`, or keep `ssh -N -L {port}:127.0.0.1:{port} {head}` open and join again"
-    if cluster.there.through:
+    if cluster.remote.through:
         fix = f"{again} --through COMMAND` with one that works; {log}"
     return f"{fix}; `raydebug down{name}` leaves the cluster"
 
@@ -102,15 +102,15 @@ def _reach_gateway(cluster: Cluster, options: UpOptions, on_phase: Callable[[str
 
     on_phase("asking its gateway")
     problem = _ask_gateway(cluster)
-    if problem and cluster.there.through:
+    if problem and cluster.remote.through:
         on_phase("opening another way to its gateway")
         tunnel.close_way(cluster)
         cluster = tunnel.open_way(cluster, options.ports)
         problem = _ask_gateway(cluster)
     if problem:
-        said, way, port = tunnel.last_said(cluster), cluster.there.through, cluster.there.client_port
+        said, way, port = tunnel.last_said(cluster), cluster.remote.through, cluster.remote.client_port
         raise RaydebugError(
-            f"the gateway runs on the head, {cluster.there.head}, and cannot be reached from here",
+            f"the gateway runs on the head, {cluster.remote.head}, and cannot be reached from here",
             cause=f"{f'{way} said: {said}; ' if said else ''}{problem}; there it is 127.0.0.1:{port}",
             fix=_way_to_head(cluster), code="joined.no-way",
         )  # fmt: skip
@@ -121,7 +121,7 @@ def _ask_gateway(cluster: Cluster) -> str | None:
     from raydebug.client.gateway_client import fetch_status
     from raydebug.cluster.tunnel import STARTS_S
 
-    deadline = time.monotonic() + (STARTS_S if cluster.there.through else 0.0)
+    deadline = time.monotonic() + (STARTS_S if cluster.remote.through else 0.0)
     while (problem := fetch_status(cluster)["problem"]) and time.monotonic() < deadline:
         time.sleep(0.2)
     return problem

@@ -86,7 +86,7 @@ def request(
         ) from error
     if status != 200:
         refused = document.get("error", {})
-        up = f"up --join {cluster.there.join_url}{name_option(cluster.name)}" if cluster.is_joined else "up"
+        up = f"up --join {cluster.remote.join_url}{name_option(cluster.name)}" if cluster.is_joined else "up"
         restart = f"if its version differs, restart it with `raydebug down{name_option(cluster.name)}` and `{up}`"
         raise RaydebugError(
             f"the gateway of cluster '{cluster.name}' refused a request",

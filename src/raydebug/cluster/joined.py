@@ -75,7 +75,7 @@ def join(
         earlier = earlier_join(options.name, asked.dashboard)
         on_phase("asking its dashboard")
         asked, cluster = _reach(options, asked, earlier, through)
-        was, job = cluster.there, cluster.there.job
+        was, job = cluster.remote, cluster.remote.job
         runs = bool(job) and _status(asked, job) not in ENDED
         if runs:
             refuse_other_ports(options, cluster)
@@ -177,7 +177,7 @@ def leave(cluster: Cluster, *, touched: bool = True) -> list[str]:
         RaydebugError: the cluster does not answer; the record is kept.
     """
     try:
-        if cluster.there.head_dashboard and supervisor_of(cluster) is None:
+        if cluster.remote.head_dashboard and supervisor_of(cluster) is None:
             cluster = open_way(cluster, {})
         dashboard = Dashboard(cluster)
         nodes = dashboard.living_nodes()
@@ -191,7 +191,7 @@ def leave(cluster: Cluster, *, touched: bool = True) -> list[str]:
             code="joined.no-answer",
         ) from error
     keep_audit_lines(cluster)
-    job, folder = cluster.there.job, cluster.there.folder
+    job, folder = cluster.remote.job, cluster.remote.folder
     left = [] if stop_job(cluster, job) else [f"job {job}"]
     if touched:
         python = _python_of(dashboard, nodes[0]["node_id"]) if nodes else None  # Ray may have another one by now
@@ -210,12 +210,12 @@ def leave(cluster: Cluster, *, touched: bool = True) -> list[str]:
 def keep_audit_lines(cluster: Cluster) -> None:
     """Copy the gateway's audit lines, which end with its job, to the kept ones."""
     with contextlib.suppress(RaydebugError):
-        audit_log.keep(cluster.name, Dashboard(cluster).job_logs(cluster.there.job).splitlines())
+        audit_log.keep(cluster.name, Dashboard(cluster).job_logs(cluster.remote.job).splitlines())
 
 
 def why_gateway_down(cluster: Cluster) -> str | None:
     """Return why the gateway's job does not run; None while it does."""
-    job = cluster.there.job
+    job = cluster.remote.job
     status = _status(cluster, job)
     return None if status not in ENDED else f"its job {job} is {status}; {cluster.repair}"
 
@@ -238,23 +238,23 @@ def _reach(options: UpOptions, asked: Cluster, earlier: Cluster | None, through:
     has_new_way = earlier is None
     try:
         while True:
-            if base.there.head_dashboard:
+            if base.remote.head_dashboard:
                 base = open_way(base, options.ports)
             try:
                 asked = _checked(asked, base)
                 break
             except RaydebugError as error:
-                if has_new_way or not base.there.head_dashboard or error.code != "cluster.no-answer":
+                if has_new_way or not base.remote.head_dashboard or error.code != "cluster.no-answer":
                     raise
                 close_way(base)  # it may have the ssh-agent of a terminal that is closed
                 has_new_way = True
         cluster = _plan(options, asked, base)
-        if base.there.through:  # with the Python that the dashboard names
-            command_of(base.there.through, cluster.python)
+        if base.remote.through:  # with the Python that the dashboard names
+            command_of(base.remote.through, cluster.python)
     except BaseException as error:
         said = last_said(base)
         undo_way(base, earlier)
-        if base.there.head_dashboard and isinstance(error, RaydebugError) and error.code == "cluster.no-answer":
+        if base.remote.head_dashboard and isinstance(error, RaydebugError) and error.code == "cluster.no-answer":
             raise _no_way(base, said or error.cause) from error
         raise
     return asked, cluster
@@ -262,7 +262,7 @@ def _reach(options: UpOptions, asked: Cluster, earlier: Cluster | None, through:
 
 def _with_way(options: UpOptions, asked: Cluster, earlier: Cluster | None, through: str | None) -> Cluster:
     """Return the record so far, with the way to the head; the dashboard is at its far end if its URL is of loopback."""
-    way = through.strip() if through is not None else earlier.there.through if earlier is not None else ""
+    way = through.strip() if through is not None else earlier.remote.through if earlier is not None else ""
     if earlier is None:
         folder, python = state.make_folder(options.name), far_python(way)
         base = replace(asked, name=options.name, kind="joined", id=uuid.uuid4().hex, folder=folder, python=python)
@@ -276,15 +276,15 @@ def _with_way(options: UpOptions, asked: Cluster, earlier: Cluster | None, throu
             f"{far_dashboard} cannot be reached through a command", cause="it leads to 127.0.0.1 of the head only",
             fix="start Ray's dashboard on 127.0.0.1, or name a URL that is reached from here", code="joined.options",
         )  # fmt: skip
-    if way != base.there.through:
+    if way != base.remote.through:
         close_way(base)
     url = base.dashboard if far_dashboard else asked.dashboard
-    called_in = str(Path.cwd()) if through else base.there.called_in
+    called_in = str(Path.cwd()) if through else base.remote.called_in
     return _with(base, through=way, head_dashboard=far_dashboard, dashboard=url, called_in=called_in)
 
 
 def _no_way(base: Cluster, said: str) -> RaydebugError:
-    way, url = base.there.through, base.there.head_dashboard
+    way, url = base.remote.through, base.remote.head_dashboard
     return RaydebugError(
         f"Ray's dashboard cannot be reached through {way!r}",
         cause=f"{way} said: {said}; there the dashboard would be {url}",
@@ -296,10 +296,10 @@ def _no_way(base: Cluster, said: str) -> RaydebugError:
 
 def undo_way(now: Cluster, earlier: Cluster | None) -> None:
     """End the way of a join that has failed, and forget it; open the way of an earlier join that it has replaced."""
-    if earlier is None and now.there.through:
+    if earlier is None and now.remote.through:
         close_way(now)
         state.forget(now)
-    elif earlier is not None and now.there.through != earlier.there.through:
+    elif earlier is not None and now.remote.through != earlier.remote.through:
         close_way(now)
         earlier = replace(earlier, supervisor_pid=0)
         state.save_cluster(earlier)
@@ -314,7 +314,7 @@ def earlier_join(name: str, url: str) -> Cluster | None:
         RaydebugError: another cluster has this name.
     """
     found = state.read_record(name)
-    if found is not None and (found.kind != "joined" or found.there.join_url != url):
+    if found is not None and (found.kind != "joined" or found.remote.join_url != url):
         raise RaydebugError(
             f"cluster '{name}' is another one",
             cause=f"it is of the kind {found.kind}, and its dashboard is {found.dashboard}",
@@ -327,7 +327,7 @@ def earlier_join(name: str, url: str) -> Cluster | None:
 
 def _checked(asked: Cluster, base: Cluster) -> Cluster:
     """Return the cluster to join, with whose its dashboard is, where, and whether it asks for a token."""
-    was, token_file = base.there, asked.there.token_file
+    was, token_file = base.remote, asked.remote.token_file
     if not asked.token and was.job and was.asks_token and base.token_file.is_file():
         # A terminal without RAY_AUTH_TOKEN_PATH. Where Ray asked for none, the file has the gateway's own: not for Ray.
         token_file = was.token_file
@@ -342,7 +342,7 @@ def _checked(asked: Cluster, base: Cluster) -> Cluster:
 
 
 def _with(cluster: Cluster, **known: Any) -> Cluster:
-    return replace(cluster, remote=replace(cluster.there, **known))
+    return replace(cluster, remote=replace(cluster.remote, **known))
 
 
 def _plan(options: UpOptions, asked: Cluster, base: Cluster) -> Cluster:
@@ -365,9 +365,9 @@ def _plan(options: UpOptions, asked: Cluster, base: Cluster) -> Cluster:
             code="joined.no-head",
         )
     remote = replace(
-        base.there, asks_token=asked.there.asks_token, dashboard_uid=uid_behind(asked.dashboard),
-        gateway=base.there.gateway or "127.0.0.1:0", token_file=str(base.folder / "token"),
-        head=base.there.head or head["node_ip"],
+        base.remote, asks_token=asked.remote.asks_token, dashboard_uid=uid_behind(asked.dashboard),
+        gateway=base.remote.gateway or "127.0.0.1:0", token_file=str(base.folder / "token"),
+        head=base.remote.head or head["node_ip"],
         folder=f"/tmp/raydebug-{base.id}",  # noqa: S108 - made private there
     )  # fmt: skip
     return replace(
@@ -391,7 +391,7 @@ def _write_token(cluster: Cluster, earlier: Cluster | None, token: str) -> bool:
         with state.writing(cluster.folder):
             atomic_write(cluster.token_file, token)
         return False
-    if earlier is not None and not earlier.there.asks_token and cluster.token_file.is_file():
+    if earlier is not None and not earlier.remote.asks_token and cluster.token_file.is_file():
         return False
     state.make_token(cluster.folder)
     return True
@@ -409,7 +409,7 @@ def _prepare(
 
     From the start on `down` ends what was started; if anything fails, all is as it was before.
     """
-    there = cluster.there
+    there = cluster.remote
     package = "" if there.asks_token else f"{PACKAGE_PREFIX}{secrets.token_hex(20)}"
     dial_port = int(there.dial.rpartition(":")[2] or 0)
     asked = options.gateway_port if not there.through else None

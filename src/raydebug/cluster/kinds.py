@@ -205,14 +205,14 @@ class JoinedKind(Kind):
         return joined.leave(self.cluster)
 
     def runner(self) -> Runner:
-        return NodeRunner(self.cluster, self.cluster.there.head)
+        return NodeRunner(self.cluster, self.cluster.remote.head)
 
     def runners(self) -> list[tuple[str, Runner]]:
         alive = Dashboard(self.cluster).living_nodes()
         return [(node["node_ip"], NodeRunner(self.cluster, node["node_ip"])) for node in alive]
 
     def runner_at(self, ip: str | None) -> Runner | None:
-        return NodeRunner(self.cluster, ip or self.cluster.there.head)
+        return NodeRunner(self.cluster, ip or self.cluster.remote.head)
 
     def why_gateway_down(self) -> str | None:
         from raydebug.cluster import joined
@@ -227,7 +227,7 @@ class JoinedKind(Kind):
         shown = ""  # the log that was printed
         while True:
             is_over = not follow or self.why_gateway_down() is not None
-            log = Dashboard(self.cluster).job_logs(self.cluster.there.job)
+            log = Dashboard(self.cluster).job_logs(self.cluster.remote.job)
             if not is_over:
                 log = log[: log.rfind("\n") + 1]
             # Of a long log only the end is sent, which may begin later than the one before. Lines may repeat: better
@@ -257,7 +257,7 @@ class NodesKind(JoinedKind):
 
     @property
     def _folder(self) -> Path:
-        return Path(self.cluster.there.node_folder)
+        return Path(self.cluster.remote.node_folder)
 
     def take_down(self) -> list[str]:
         """Forget it; its nodes run on."""
@@ -333,7 +333,7 @@ class NodesKind(JoinedKind):
 def kind_of(cluster: Cluster) -> Kind:
     """Return what can be seen and done of a cluster."""
     if cluster.is_of_nodes:
-        return NodesKind(cluster) if cluster.there.node_folder else JoinedKind(cluster)
+        return NodesKind(cluster) if cluster.remote.node_folder else JoinedKind(cluster)
     here: dict[str, type[Kind]] = {"local": LocalKind, "compose": ComposeKind, "by-hand": ByHandKind}
     return here.get(cluster.kind, Kind)(cluster)
 

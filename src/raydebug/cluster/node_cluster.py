@@ -65,9 +65,9 @@ def join_folder(
         rendezvous.check(folder)
         cluster = _record(options, folder, head, earlier, _way(head, folder, through, earlier))
         on_phase("opening the way to its head")
-        there = cluster.there
+        there = cluster.remote
         with undone_unless_whole(lambda: undo_way(cluster, earlier)):
-            if earlier is not None and (earlier.there.through, earlier.there.far) != (there.through, there.far):
+            if earlier is not None and (earlier.remote.through, earlier.remote.far) != (there.through, there.far):
                 close_way(earlier)
             return open_way(cluster, options.ports), nodes, earlier is not None
 
@@ -85,8 +85,8 @@ def _way(head: Head, folder: Path, through: str | None, earlier: Cluster | None)
     own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
     if head["ip"] in own:
         return ""
-    if earlier is not None and earlier.there.through and not earlier.there.slurm_job:
-        return earlier.there.through
+    if earlier is not None and earlier.remote.through and not earlier.remote.slurm_job:
+        return earlier.remote.through
     if slurm.job_of(head):
         return slurm.way_to(head)
     raise UsageError(
@@ -99,7 +99,7 @@ def _way(head: Head, folder: Path, through: str | None, earlier: Cluster | None)
 def _record(options: UpOptions, folder: Path, head: Head, earlier: Cluster | None, way: str) -> Cluster:
     own, job = state.make_folder(options.name), slurm.job_of(head)
     nowhere = "127.0.0.1:1"  # until the way is open
-    before = earlier.there if earlier is not None else None
+    before = earlier.remote if earlier is not None else None
     remote = Remote(
         dashboard=before.dashboard if before else f"http://{nowhere}", gateway=before.gateway if before else nowhere,
         token_file=str(folder / "token"), head=head["ip"], gcs=head["gcs"], client_port=head["client_port"],

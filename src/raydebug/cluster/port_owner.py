@@ -73,7 +73,7 @@ def stranger_at(cluster: Cluster, connection: socket.socket) -> int | None:
     peer, own = connection.getpeername()[:2], connection.getsockname()[:2]
     if not _is_here(connection):
         return None
-    if not cluster.has_gateway and cluster.there.dashboard_uid is None and not cluster.dashboard_token:
+    if not cluster.has_gateway and cluster.remote.dashboard_uid is None and not cluster.dashboard_token:
         return None
     # What is not accepted yet would be closed with its listener, so then the listener is there.
     uid = uid_of(peer, own)
@@ -92,7 +92,7 @@ def _is_here(connection: socket.socket) -> bool:
 
 
 def _stranger(cluster: Cluster, uids: list[int]) -> int | None:
-    trusted = {os.getuid(), 0, cluster.remote and cluster.remote.dashboard_uid}
+    trusted = {os.getuid(), 0, cluster.remote.dashboard_uid}
     if cluster.token_file.is_file():
         trusted.add(cluster.token_file.stat().st_uid)
     return next((uid for uid in uids if uid not in trusted), None)

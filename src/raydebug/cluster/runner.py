@@ -171,7 +171,7 @@ def _run_on_nodes(
     answers: dict[str, Node] = {}
     for first in range(0, len(programs), NODES_AT_ONCE):
         request = {
-            "do": "run", "head": cluster.there.head, "folder": folder, "limit_s": timeout_s,
+            "do": "run", "head": cluster.remote.head, "folder": folder, "limit_s": timeout_s,
             "argv": dict(list(programs.items())[first : first + NODES_AT_ONCE]),
         }  # fmt: skip
         answers |= {node["ip"]: node for node in ask_nodes(cluster, request, ANSWER_LIMIT_S + timeout_s)}

@@ -27,7 +27,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
 @dataclasses.dataclass(frozen=True)
 class Remote:
-    """How a cluster is reached that `up` has not started on this machine, and what its nodes have.
+    """How a cluster is reached that `up` has not started on this machine, and what its nodes have; empty for others.
 
     Args:
         dashboard: URL of Ray's dashboard.
@@ -51,9 +51,9 @@ class Remote:
         job_ends: when Slurm ends that job, in seconds since 1970; 0 where that is not known.
     """
 
-    dashboard: str
-    gateway: str
-    token_file: str
+    dashboard: str = ""
+    gateway: str = ""
+    token_file: str = ""
     asks_token: bool = True
     dashboard_uid: int | None = None
     head: str = ""
@@ -102,7 +102,7 @@ class Cluster:
         user: `UID:GID` that its containers run as.
         files: its compose files.
         settings: variables of the compose files that `up` chose for it.
-        remote: how it is reached, for one that is not started on this machine by `up`.
+        remote: how it is reached, for one that is not started on this machine by `up` (`is_remote`).
         ray: the version of Ray in the cluster's Python, or in the lock of containers; empty where it is not known.
     """
 
@@ -127,7 +127,7 @@ class Cluster:
     settings: dict[str, str] = dataclasses.field(default_factory=dict)
     workers: int = 0
     prefork: bool = False
-    remote: Remote | None = None
+    remote: Remote = Remote()
     ray: str = ""
 
     @property
@@ -136,33 +136,32 @@ class Cluster:
         return self.kind == "local"
 
     @property
+    def is_remote(self) -> bool:
+        """Whether `up` has not started it on this machine."""
+        return bool(self.remote.dashboard)
+
+    @property
     def least_poll_s(self) -> float:
         """How long to wait between two looks at least; each may be a command of its own: a login, a step of Slurm.
 
         A job of Slurm has 40,000 steps at most (slurm.conf(5), MaxStepCount).
         """
-        return 3.0 if self.remote is not None and self.remote.through else 0.0
+        return 3.0 if self.remote.through else 0.0
 
     @property
     def is_joined(self) -> bool:
         """Whether `up --join` has joined it: its gateway is a job there, or belongs to its `raydebug node`."""
-        return self.remote is not None and bool(self.remote.job or self.remote.node_folder)
+        return bool(self.remote.job or self.remote.node_folder)
 
     @property
     def is_of_nodes(self) -> bool:
         """Whether raydebug asks its nodes by jobs there (NodeRunner): they have the token."""
-        return self.remote is not None and bool(self.remote.folder or self.remote.node_folder)
-
-    @property
-    def there(self) -> Remote:
-        """How it is reached; only where `remote` is set."""
-        assert self.remote is not None
-        return self.remote
+        return bool(self.remote.folder or self.remote.node_folder)
 
     @property
     def has_gateway(self) -> bool:
         """Whether it has a gateway; one that raydebug has no part in (`stock`) has none."""
-        return self.remote is None or bool(self.remote.gateway)
+        return not self.is_remote or bool(self.remote.gateway)
 
     @property
     def host(self) -> str:
@@ -174,24 +173,22 @@ class Cluster:
         """Ray's own address (GCS), as the cluster's own processes use it."""
         if self.is_local:
             return f"{self.host}:{self.ports['gcs']}"
-        return (self.remote and self.remote.gcs) or "head:6379"
+        return self.remote.gcs or "head:6379"
 
     @property
     def dashboard(self) -> str:
         """URL of the dashboard and the Jobs API."""
-        if self.remote is not None:
-            return self.remote.dashboard
-        return f"http://{self.host}:{self.ports['dashboard']}"
+        return self.remote.dashboard or f"http://{self.host}:{self.ports['dashboard']}"
 
     @property
     def gateway_host(self) -> str:
         """Where clients of the gateway connect."""
-        return self.host if self.remote is None else self.remote.gateway.rpartition(":")[0]
+        return self.remote.gateway.rpartition(":")[0] if self.is_remote else self.host
 
     @property
     def gateway_port(self) -> int:
         """The gateway's port for clients."""
-        return self.ports["gateway"] if self.remote is None else int(self.remote.gateway.rpartition(":")[2])
+        return int(self.remote.gateway.rpartition(":")[2]) if self.is_remote else self.ports["gateway"]
 
     @property
     def ray_dir(self) -> Path:
@@ -221,20 +218,20 @@ class Cluster:
     @property
     def token_file(self) -> Path:
         """File with the cluster's token, for its owner only."""
-        return self.folder / "token" if self.remote is None else Path(self.remote.token_file)
+        return Path(self.remote.token_file) if self.is_remote else self.folder / "token"
 
     @property
     def repair(self) -> str:
         """What repairs a cluster on other machines, or the way to it, in words; empty for another one."""
         if not self.is_joined:
             return ""
-        does = "opens the way there again" if self.there.node_folder else "starts it again"
-        return f"`raydebug up --join {self.there.join_url}{name_option(self.name)}` {does}"
+        does = "opens the way there again" if self.remote.node_folder else "starts it again"
+        return f"`raydebug up --join {self.remote.join_url}{name_option(self.name)}` {does}"
 
     @property
     def dashboard_token(self) -> str:
         """What Ray's dashboard gets; where Ray asks for no token, the gateway's is not sent there."""
-        return "" if self.remote is not None and not self.remote.asks_token else self.token
+        return self.token if self.remote.asks_token else ""
 
     @property
     def token(self) -> str:
@@ -245,7 +242,7 @@ class Cluster:
         """
         if not self.has_gateway and (given := os.environ.get("RAY_AUTH_TOKEN")):
             return given
-        if not self.has_gateway and not self.there.token_file:
+        if not self.has_gateway and not self.remote.token_file:
             return ""
         try:
             return self.token_file.read_text(encoding="ascii").strip()
@@ -257,7 +254,7 @@ class Cluster:
                 f"the token of cluster '{self.name}' cannot be read",
                 cause=f"{self.token_file}: {getattr(error, 'strerror', None) or error}",
                 fix=(self.is_joined and self.repair)
-                or ("correct that file, or its name in your environment" if self.remote else anew),
+                or ("correct that file, or its name in your environment" if self.is_remote else anew),
                 code="auth.no-token",
             ) from error
 
@@ -340,7 +337,7 @@ def read_record(name: str) -> Cluster | None:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         document |= {"folder": Path(document["folder"]), "temp_dir": Path(document["temp_dir"])}
-        document["remote"] = Remote(**document["remote"]) if document["remote"] else None
+        document["remote"] = Remote(**document["remote"])
         document["ports"] = {purpose: int(port) for purpose, port in document["ports"].items()}
         return Cluster(**document)
     except (FileNotFoundError, NotADirectoryError):
@@ -402,12 +399,12 @@ def without_token(cluster: Cluster, alive: Mapping[str | None, str]) -> str:
         cluster: any.
         alive: the addresses of its nodes, by Ray's id.
     """
-    known = cluster.remote.prepared if cluster.remote is not None else []
+    known = cluster.remote.prepared
     ips = sorted(ip for node_id, ip in alive.items() if node_id not in known)
     if not known or not ips:
         return ""
     there = ", ".join(ips[:3]) + (f" and {len(ips) - 3} more" if len(ips) > 3 else "")
-    again = f"`raydebug up --join {cluster.there.join_url}{name_option(cluster.name)}`"
+    again = f"`raydebug up --join {cluster.remote.join_url}{name_option(cluster.name)}`"
     return f"no breakpoints on {there}: `up --join` has not prepared it; {again} prepares all nodes"
 
 

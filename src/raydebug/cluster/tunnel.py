@@ -101,13 +101,13 @@ def open_way(cluster: Cluster, asked: Mapping[str, int | None]) -> Cluster:
     Raises:
         RaydebugError: nothing listens here in time, or a port that the user named is taken.
     """
-    far = cluster.there.far
+    far = cluster.remote.far
     moved = [purpose for purpose, port in asked.items() if port and cluster.ports.get(purpose, port) != port]
     if moved and supervisor_of(cluster) is not None:
         with choosing_ports(cluster.name) as taken:  # refused before the way is closed
             choose_ports(dict(asked), {}, taken, moved)
         close_way(cluster)
-    if not cluster.there.through:
+    if not cluster.remote.through:
         cluster = replace(_at(cluster, far), supervisor_pid=0)
         state.save_cluster(cluster)
     elif supervisor_of(cluster) is None:
@@ -131,11 +131,11 @@ def open_way(cluster: Cluster, asked: Mapping[str, int | None]) -> Cluster:
 
 def _start(cluster: Cluster) -> Cluster:
     """Start the process that listens on the cluster's ports, and return the cluster, recorded."""
-    ways = [f"{cluster.ports[purpose]}={port}" for purpose, port in cluster.there.far.items()]
+    ways = [f"{cluster.ports[purpose]}={port}" for purpose, port in cluster.remote.far.items()]
     here = [sys.executable, SAFE_PATH, "-m", "raydebug.cluster.connection", "here", ",".join(ways)]
-    argv = [*here, *command_of(cluster.there.through, cluster.python)]
+    argv = [*here, *command_of(cluster.remote.through, cluster.python)]
     with open_private(cluster.folder / LOG, "wb") as log:
-        environ = without_slurm(os.environ) if cluster.there.slurm_job else os.environ
+        environ = without_slurm(os.environ) if cluster.remote.slurm_job else os.environ
         tunnel = process.start(argv, env=environ, output=log, cwd=folder_of_commands(cluster), new_session=True)
     cluster = replace(cluster, supervisor_pid=tunnel.pid, supervisor_birth=process.birth_of(tunnel.pid))
     state.save_cluster(cluster)
@@ -157,7 +157,7 @@ def _listens(cluster: Cluster) -> bool:
 
 def _at(cluster: Cluster, ports: dict[str, int]) -> Cluster:
     """Return the cluster with its ports of this machine."""
-    there = cluster.there
+    there = cluster.remote
     if "gateway" in ports:
         there = replace(there, gateway=f"127.0.0.1:{ports['gateway']}")
     if "dashboard" in ports:
@@ -167,13 +167,13 @@ def _at(cluster: Cluster, ports: dict[str, int]) -> Cluster:
 
 def folder_of_commands(cluster: Cluster) -> Path | None:
     """Return the folder that `up` was called in: a command may name files there."""
-    folder = Path(cluster.there.called_in)
+    folder = Path(cluster.remote.called_in)
     return folder if folder.is_absolute() and folder.is_dir() else None
 
 
 def last_said(cluster: Cluster) -> str:
     """Return what the command said last; empty without one."""
-    said = last_words(cluster.folder / LOG) if cluster.there.through else ""
+    said = last_words(cluster.folder / LOG) if cluster.remote.through else ""
     return too_old(said) or ("" if said.startswith("(") else said)
 
 

@@ -167,7 +167,7 @@ def refuse_other_ports(options: UpOptions, running: state.Cluster) -> None:
         RaydebugError: it has (exit 3).
     """
     for purpose, wanted in options.ports.items():
-        is_here = running.remote is None or not running.remote.through  # else another way leads there (tunnel.py)
+        is_here = not running.remote.through  # else another way leads there (tunnel.py)
         if wanted and is_here and running.ports.get(purpose, wanted) != wanted:
             name = state.name_option(running.name)
             raise RaydebugError(

@@ -84,7 +84,7 @@ def _is_shared(cluster: Cluster, here: Path) -> bool | None:
     mark = here / f".raydebug-{secrets.token_hex(8)}"
     looks = ["-c", "import os, sys; print(os.path.exists(sys.argv[1]))", str(mark)]
     ips = [node["node_ip"] for node in Dashboard(cluster).living_nodes()][:ASKED_NODES]
-    programs, head = dict.fromkeys(ips, looks), cluster.there.head
+    programs, head = dict.fromkeys(ips, looks), cluster.remote.head
     request = {"do": "run", "head": head, "folder": "/", "limit_s": LIMIT_S, "argv": programs}
     try:
         mark.touch(exist_ok=False)

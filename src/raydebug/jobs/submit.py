@@ -254,13 +254,13 @@ def node_variables(cluster: Cluster) -> dict[str, str]:
     containers have it.
     """
     remote = cluster.remote
-    if remote is not None and remote.node_folder:  # they have all from their start but the name that is used here
+    if remote.node_folder:  # they have all from their start but the name that is used here
         return {} if cluster.name == DEFAULT_NAME else {variables.CLUSTER_NAME: cluster.name}
-    dial = remote.dial if remote is not None else ""
+    dial = remote.dial
     if cluster.kind == "joined" and not dial:
         with contextlib.suppress(RaydebugError):
             dial = fetch_dial_address(cluster)
-    if remote is None or not dial:
+    if not dial:
         return {}
     found = {variables.GATEWAY: dial, variables.TOKEN_PATH: remote.token_file}
     if cluster.id:
@@ -282,7 +282,7 @@ def submit(cluster: Cluster, job: Job) -> str:
     """
     submission_id = f"{ID_PREFIX}{time.strftime('%H%M%S')}-{secrets.token_hex(3)}"
     # A gateway that is a job may be stopped by anybody: then no process of this one could pause.
-    if cluster.remote is not None and cluster.remote.job:
+    if cluster.remote.job:
         fetch_dial_address(cluster)
         with contextlib.suppress(RaydebugError):
             nodes = Dashboard(cluster).living_nodes()
