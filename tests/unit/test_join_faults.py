@@ -25,6 +25,7 @@ from gateway_under_test import TOKEN, GatewayUnderTest
 from joinable_dashboard import HEAD, NODE, JoinableDashboard
 from raydebug.check.cache import Cache
 from raydebug.check.target import target_of
+from raydebug.cli import up_elsewhere
 from raydebug.cluster import connection, head_requests, joined, joined_job, state, tunnel
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.known_folders import note_shared
@@ -57,7 +58,9 @@ def dashboard() -> Iterator[JoinableDashboard]:
 
 
 def join(dashboard: JoinableDashboard, through: str | None = None, **options: Any) -> Cluster:
-    joined.join(UpOptions(name="x", **options), joined.asked_at(dashboard.url, "x"), through, on_phase=lambda _: None)
+    joined.join(
+        UpOptions(name="x", **options), joined.cluster_to_join(dashboard.url, "x"), through, on_phase=lambda _: None
+    )
     return read_record("x")
 
 
@@ -450,7 +453,7 @@ def test_nodes_that_lack_something(dashboard):
     dashboard.jobs[cluster.remote.job]["status"] = "STOPPED"
     bad = [{"node_id": f"n{n}", "ip": f"10.0.0.{n}", "gpus": 8, "problem": "it has no raydebug"} for n in range(2, 7)]
     dashboard.answer = lambda request: {**dashboard.usual(request), "nodes": [NODE, *bad]}
-    asked = joined.asked_at(dashboard.url, "x")
+    asked = joined.cluster_to_join(dashboard.url, "x")
     _, nodes, runs = joined.join(UpOptions(name="x"), asked, None, on_phase=lambda _: None)
     assert not runs
     assert head_requests.problems_of(nodes) == ["5 nodes (10.0.0.2, 10.0.0.3, 10.0.0.4, ...): it has no raydebug"]
@@ -550,7 +553,7 @@ def test_a_way_at_a_second_join(dashboard, monkeypatch, fault):
     dashboard.python = sys.executable
     first = join(dashboard, "env A=b")
     joined_before, listens, started = len(dashboard.asked), iter([False]), tunnel._listens
-    asked = joined.asked_at("http://[::1]:8265" if fault == "no URL" else dashboard.url, "x")
+    asked = joined.cluster_to_join("http://[::1]:8265" if fault == "no URL" else dashboard.url, "x")
 
     def press(what: str) -> int | None:
         if what == "GET /api/version" and fault == "Ctrl-C":
@@ -635,7 +638,9 @@ def test_loopback_behind_a_command(dashboard):
     """A URL without a port means port 80 there too; ::1 of the head is refused, as both ends are 127.0.0.1."""
     assert Remote("", "", "", head_dashboard="http://127.0.0.1").far == {"dashboard": 80}
     with pytest.raises(RaydebugError, match="cannot be reached through a command"):
-        joined.join(UpOptions(name="x"), joined.asked_at("http://[::1]:8265", "x"), "env A=b", on_phase=lambda _: None)
+        joined.join(
+            UpOptions(name="x"), joined.cluster_to_join("http://[::1]:8265", "x"), "env A=b", on_phase=lambda _: None
+        )
 
 
 @pytest.mark.slow
@@ -785,6 +790,21 @@ def test_why_a_way_fails(dashboard, tmp_path, name):
     assert said.replace("PORT", dashboard.url.rpartition(":")[2]) in cause
     assert fix.startswith("fix: name a command that works, and the dashboard's URL as it is on the head;")
     assert (dashboard.jobs, read_record("x")) == ({}, None)
+
+
+def test_a_way_whose_command_fails(dashboard, monkeypatch):
+    """Nothing is waited for where the command ends with an error: each way is asked through once."""
+    monkeypatch.setattr(tunnel, "STARTS_S", 1e6)
+    folder = state.make_folder("x")
+    remote = Remote(dashboard.url, "127.0.0.1:1", str(state.make_token(folder)), client_port=5678,
+                    through="sh -c 'echo no route >&2; exit 3'", node_folder="/nowhere")  # fmt: skip
+    cluster = Cluster("x", "1", "joined", folder, folder, "/opt/python", remote=remote)
+    phases: list[str] = []
+    with pytest.raises(RaydebugError, match="cannot be reached from here") as raised:
+        up_elsewhere._reach_gateway(tunnel.open_way(cluster, {}), UpOptions(name="x"), phases.append)
+    assert "said: no route / it ended with exit code 3; " in raised.value.cause
+    assert phases == ["asking its gateway", "opening another way to its gateway"]
+    tunnel.close_way(read_record("x"))
 
 
 def test_a_way_to_a_port_that_is_closed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,6 +107,27 @@ def test_a_gpu_flavour_needs_one_and_takes_one_worker(flavour):
         preflight.choose_flavour(flavour, 2, has_gpu=True)
     with pytest.raises(RaydebugError, match=r"there is no flavour '\.\./\.\./etc'"):
         preflight.choose_flavour("../../etc", 1, has_gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "asked", "images", "taken"),
+    [
+        (False, None, ["core"], "core"),
+        (False, None, ["core", "cpu"], "cpu"),
+        (False, None, [], "cpu"),
+        (False, "cpu", ["core"], "cpu"),
+        (False, None, ["cuda"], "cpu"),
+        (True, None, ["core", "cuda"], "cuda"),
+        (True, None, ["cuda-verl04", "cpu"], "cuda-verl04"),
+    ],
+)
+def test_flavour_of_the_image_that_is_there(has_gpu, asked, images, taken, capsys):
+    """`up` takes the flavour that fits the engine, or else one that is built, and says so; a named one is kept."""
+    there = [f"raydebug:{flavour}" for flavour in images]
+    found = SimpleNamespace(has_gpu_runtime=lambda: has_gpu, image_labels=lambda name: {} if name in there else None)
+    assert preflight.flavour_here(found, asked, 1) == taken
+    is_other = taken != (asked or ("cuda" if has_gpu else "cpu"))
+    assert ("whose image is there" in capsys.readouterr().err) is is_other
 
 
 # Disks

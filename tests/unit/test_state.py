@@ -16,7 +16,9 @@ import runs
 from raydebug import process
 from raydebug.cli import launch, options, up
 from raydebug.cluster import local, locks, private_folders, state
+from raydebug.cluster import up as cluster_up
 from raydebug.cluster.compose import engine, lifecycle
+from raydebug.cluster.compose.engine import Container
 from raydebug.cluster.find import choose_name, cluster_at, find_cluster, load_cluster
 from raydebug.cluster.kinds import ComposeKind, kind_of
 from raydebug.cluster.up import UpOptions, choosing_ports, remembered_ports
@@ -277,7 +279,7 @@ def test_stopped_containers_keep_their_record(monkeypatch):
 def test_a_cluster_that_is_still_starting(monkeypatch, phase):
     """`up` of a cluster that another `up` has begun waits until it is up."""
     made, waited = cluster("mine", kind="local"), []
-    monkeypatch.setattr(local, "find_cluster", lambda _: made)
+    monkeypatch.setattr(cluster_up, "find_cluster", lambda _: made)
     monkeypatch.setattr(local, "is_alive", lambda _: True)
     monkeypatch.setattr(state, "read_status", lambda _: {"phase": phase})
     monkeypatch.setattr(local, "wait_until_up", lambda name, *_, **__: waited.append(name))
@@ -323,3 +325,26 @@ def test_logs_of_a_failed_start_outlive_it():
     assert (kept / "ray" / "dashboard.log").read_text().endswith("xthe end")
     assert (kept / "ray" / "dashboard.log").stat().st_size == state.KEPT_LOG_BYTES
     assert kept.stat().st_mode & 0o777 == 0o700
+
+
+class EngineOfOne:
+    """An engine with one container, which has ended."""
+
+    def containers(self, project: str) -> list[Container]:
+        return [Container("1", f"{project}-head-1", "head", "exited", "", 1, "")]
+
+    def last_words(self, container: Container) -> str:
+        return "why"
+
+    def log_end(self, container: Container) -> bytes:
+        return b"first\nwhy\n"
+
+
+def test_logs_of_containers_outlive_them():
+    """A start of containers that failed keeps their logs, as a local one does, and names the place."""
+    made = cluster("mine", kind="compose")
+    with pytest.raises(RaydebugError, match="raydebug-mine-head-1 did not start") as failure:
+        lifecycle.wait_until_ready(EngineOfOne(), made, lambda _: None)
+    kept = state.kept_logs("mine")
+    assert failure.value.fix == f"read the logs in {kept}"
+    assert (kept / "raydebug-mine-head-1.log").read_text() == "first\nwhy\n"

@@ -166,7 +166,7 @@ def test_hook_in_the_users_site(tmp_path: Path, name: str, is_there: bool):
         "import site, sysconfig; sysconfig.get_paths = lambda: {'purelib': '/nowhere'}; site.getsitepackages = list\n"
         f"site.getusersitepackages = lambda: {str(tmp_path)!r}; import atexit; atexit.register(print, 'bye')\n"
     )
-    assert process.answer_in(process.run([sys.executable, "-c", nowhere + interpreter.PROBE]))["pth"] == is_there
+    assert process.answer_in(process.run([sys.executable, "-c", nowhere + interpreter.probe()]))["hook"] == is_there
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,9 @@ def _join_dashboard(options: UpOptions, address: str, through: str | None, *, as
     from raydebug.cluster import head_requests, joined
     from raydebug.jobs.submit import node_variables
 
-    asked = joined.asked_at(address, options.name)
-    with render.phases(f"joining {asked.dashboard} as cluster '{options.name}'") as on_phase:
-        cluster, nodes, was_joined = joined.join(options, asked, through, on_phase=on_phase)
+    named = joined.cluster_to_join(address, options.name)
+    with render.phases(f"joining {named.dashboard} as cluster '{options.name}'") as on_phase:
+        cluster, nodes, was_joined = joined.join(options, named, through, on_phase=on_phase)
         cluster = _reach_gateway(cluster, options, on_phase)
     needed = node_variables(cluster)
     if as_json:
@@ -119,9 +119,11 @@ def _reach_gateway(cluster: Cluster, options: UpOptions, on_phase: Callable[[str
 
 def _ask_gateway(cluster: Cluster) -> str | None:
     from raydebug.client.gateway_client import fetch_status
-    from raydebug.cluster.tunnel import STARTS_S
+    from raydebug.cluster import tunnel
 
-    deadline = time.monotonic() + (STARTS_S if cluster.remote.through else 0.0)
+    deadline = time.monotonic() + (tunnel.STARTS_S if cluster.remote.through else 0.0)
     while (problem := fetch_status(cluster)["problem"]) and time.monotonic() < deadline:
+        if tunnel.has_failed(cluster):
+            break
         time.sleep(0.2)
     return problem

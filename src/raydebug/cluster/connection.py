@@ -26,6 +26,7 @@ FAR_PORT = "FAR_PORT"  # in the command
 PIECE_BYTES = 64 * 1024
 MOST_AT_ONCE = 200  # connections: a command that leads back to this port starts one more for each
 PORTS_HERE = "RAYDEBUG_PORTS_HERE"  # of a command: the network it was started in, and the ports that lead to it
+ENDED, ENDS_S = "it ended with exit code", 2.0  # what is said of a command that leads nowhere
 CLIENT_LEFT_S = 60.0  # after the client's end; over a network that was cut the far end never comes
 
 
@@ -79,6 +80,7 @@ async def here(ways: str, argv: list[str]) -> None:
 
 
 async def _connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, argv: list[str]) -> None:
+    """Pass bytes between a connection and a command; where the command ends by itself with an error, say so."""
     pipe = asyncio.subprocess.PIPE
     far = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe)
     assert far.stdin is not None
@@ -88,6 +90,11 @@ async def _connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, a
     try:
         await asyncio.wait([sending, receiving], return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait([receiving], timeout=CLIENT_LEFT_S)
+        if receiving.done():
+            with contextlib.suppress(TimeoutError):
+                if code := await asyncio.wait_for(far.wait(), ENDS_S):
+                    sys.stderr.write(f"{ENDED} {code}\n")
+                    sys.stderr.flush()
     finally:
         sending.cancel()
         receiving.cancel()

@@ -31,8 +31,6 @@ DROPPED = (
     "REMOTE_PDB_HOST",
 )
 
-# Over the script's own lines: the job would be an array, be queued again, or not be told before its end.
-OF_SBATCH = ("SBATCH_ARRAY_INX", "SBATCH_GRES", "SBATCH_REQUEUE", "SBATCH_SIGNAL", "SBATCH_WAIT")
 # Of our own variables the user may give these to `up`.
 OURS_TO_SET = (variables.PATIENCE, variables.OPEN, variables.PREFORK_MODULES, variables.ALLOWED_HOSTS)
 
@@ -119,20 +117,14 @@ def why_so_many(asked: int | None, environ: Mapping[str, str]) -> str:
 def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for Slurm's programs without what would change what we ask of them. Pure.
 
-    In the shell of an `salloc` they would take the nodes, tasks and memory of that job for options of theirs. Filters
-    of squeue and scancel would hide our own job. Some of sbatch's variables override the script's lines; a user's own
-    options follow `--` (Slurm 22.05, the programs' manuals, ENVIRONMENT VARIABLES).
+    In the shell of an `salloc` srun would take the nodes, tasks and memory of that job for options of its own. Filters
+    of squeue would hide the cluster's job (Slurm 22.05, the programs' manuals, ENVIRONMENT VARIABLES).
 
-    >>> without_slurm({"SLURM_JOB_ID": "7", "SQUEUE_ALL": "", "SBATCH_GRES": "", "SLURM_CONF": "/c", "SBATCH_QOS": "a"})
-    {'SLURM_CONF': '/c', 'SBATCH_QOS': 'a'}
+    >>> without_slurm({"SLURM_JOB_ID": "7", "SQUEUE_ALL": "", "SLURM_CONF": "/c", "HOME": "/h"})
+    {'SLURM_CONF': '/c', 'HOME': '/h'}
     """
     kept = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")  # the last one proves to the controller who asks
-    dropped = ("SLURM_", "SQUEUE_", "SCANCEL_")
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in kept or not (name.startswith(dropped) or name in OF_SBATCH)
-    }
+    return {k: value for k, value in environ.items() if k in kept or not k.startswith(("SLURM_", "SQUEUE_"))}
 
 
 def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapping[str, str]) -> dict[str, str]:

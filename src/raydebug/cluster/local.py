@@ -15,11 +15,10 @@ from pathlib import Path
 import psutil
 
 from raydebug import process, render
-from raydebug.cluster import audit_log, private_folders, state
+from raydebug.cluster import private_folders, state
 from raydebug.cluster.environment import choose_gpus, cpus_for, start_environment
 from raydebug.cluster.find import find_cluster
 from raydebug.cluster.interpreter import Environment, find_interpreter, probe_environment
-from raydebug.cluster.locks import only_one
 from raydebug.cluster.ray_node import START_LIMIT_S, ask, below, last_words, runs
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.cluster.up import (
@@ -31,6 +30,7 @@ from raydebug.cluster.up import (
     refuse_no_number,
     refuse_other_ports,
     remembered_ports,
+    starting,
     undone_unless_whole,
     wait_until_up,
 )
@@ -56,12 +56,7 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
     Raises:
         RaydebugError: something is missing or taken; nothing is left behind then.
     """
-    state.check_name(options.name)
-    audit_log.prune()
-    with only_one(options.name, wait=options.owner is not None):
-        running = find_cluster(options.name)
-        if running is not None:
-            state.refuse_other_kind(running, "local")
+    with starting(options, "local") as running:
         if running is not None and is_alive(running):
             status = state.read_status(running)
             if status["phase"] == "dead":
@@ -236,7 +231,10 @@ def _start(cluster: Cluster) -> Cluster:
 
 
 def _wait_for(cluster: Cluster, on_phase: Callable[[str], None]) -> None:
-    wait_until_up(cluster.name, lambda: _phase_of(cluster), on_phase, limit_s=UP_TIMEOUT_S, every_s=0.05)
+    wait_until_up(
+        cluster.name, lambda: _phase_of(cluster), on_phase, lambda: state.keep_logs(cluster),
+        limit_s=UP_TIMEOUT_S, every_s=0.05,
+    )  # fmt: skip
 
 
 def _undo(name: str) -> None:
@@ -255,7 +253,7 @@ def _phase_of(cluster: Cluster) -> tuple[str, bool]:
         raise RaydebugError(
             f"cluster '{cluster.name}' did not come up",
             cause=str(reason),
-            fix=f"read the logs in {state.keep_logs(cluster)}; by hand: `{by_hand}`",
+            fix=f"read the logs in {state.kept_logs(cluster.name)}; by hand: `{by_hand}`",
             code="cluster.not-up",
         )
     return phase, phase == "up"

@@ -59,7 +59,7 @@ def join_folder(
     Raises:
         RaydebugError: no head comes up in this folder, or nothing leads to it.
     """
-    with only_one(options.name, wait=False):
+    with only_one(options.name):
         earlier = earlier_join(options.name, str(folder))
         head, nodes = _wait_until_up(folder, on_phase)
         rendezvous.check(folder)

@@ -207,7 +207,7 @@ class Startup:
         return f"waiting for {waits_for} for {now - self._began:.0f} s; Ray's logs grew {now - self._grew:.0f} s ago"
 
 
-def last_words(log: Path) -> str:
+def last_words(log: Path, count: int = LAST_LINES) -> str:
     """Return the last lines that a program wrote to its log, on one line; before them Ray's last one of level ERROR."""
     try:
         with log.open("rb") as file:  # a site's banner for each connection makes a long one
@@ -216,8 +216,8 @@ def last_words(log: Path) -> str:
     except OSError as error:
         return f"(no log: {error.strerror})"
     lines = [line.strip()[:LAST_CHARS] for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines[:-LAST_LINES] if _RAY_ERROR.match(line)]
-    return " / ".join([*errors[-1:], *lines[-LAST_LINES:]]) or "(it printed nothing)"
+    errors = [line for line in lines[:-count] if _RAY_ERROR.match(line)]
+    return " / ".join([*errors[-1:], *lines[-count:]]) or "(it printed nothing)"
 
 
 def has_dashboard(ray_pid: int) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from raydebug.cluster.private_folders import make_private, remove_private
-from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import atomic_write, state_dir
 
 DEFAULT_NAME = "default"
@@ -139,6 +139,10 @@ class Cluster:
     def is_remote(self) -> bool:
         """Whether `up` has not started it on this machine."""
         return bool(self.remote.dashboard)
+
+    def with_remote(self, **known: Any) -> Cluster:
+        """Return it with other fields of `remote`."""
+        return dataclasses.replace(self, remote=dataclasses.replace(self.remote, **known))
 
     @property
     def least_poll_s(self) -> float:
@@ -285,18 +289,6 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def refuse_other_kind(existing: Cluster, kind: str) -> None:
-    """Refuse a cluster that has the name of one of this kind (exit 3)."""
-    if existing.kind != kind:
-        name = name_option(existing.name)
-        raise RaydebugError(
-            f"cluster '{existing.name}' is there, of the kind {existing.kind}",
-            cause="what `up` has started and its record are kept until `raydebug down`",
-            fix=f"`raydebug up{name}` starts it again, `raydebug down{name}` removes it; or another name with --name",
-            code="cluster.other-kind", exit_code=Exit.TAKEN,
-        )  # fmt: skip
-
-
 def check_name(name: str) -> str:
     """Return the name of a cluster, checked: it becomes the name of a folder.
 
@@ -382,14 +374,19 @@ def keep_logs(cluster: Cluster) -> Path:
     logs = [(path, kept) for path in sorted(cluster.folder.glob("*.log*"))]
     logs += [(path, kept / "ray") for path in sorted(cluster.ray_logs.glob("*"))[:KEPT_LOGS]]
     for path, folder in logs:
-        with contextlib.suppress(OSError, RaydebugError):
+        with contextlib.suppress(OSError):
             if path.is_file():
                 with path.open("rb") as file:
                     file.seek(max(0, path.stat().st_size - KEPT_LOG_BYTES))
-                    last = file.read(KEPT_LOG_BYTES)
-                make_private(folder)
-                atomic_write(folder / path.name, last)
+                    keep_log(folder / path.name, file.read())
     return kept
+
+
+def keep_log(path: Path, end: bytes) -> None:
+    """Write the end of a log to a folder of `kept_logs`, if that is possible."""
+    with contextlib.suppress(OSError, RaydebugError):
+        make_private(path.parent)
+        atomic_write(path, end[-KEPT_LOG_BYTES:])
 
 
 def without_token(cluster: Cluster, alive: Mapping[str | None, str]) -> str:

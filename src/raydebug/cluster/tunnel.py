@@ -23,7 +23,7 @@ import psutil
 
 from raydebug import process
 from raydebug.cluster import state
-from raydebug.cluster.connection import FAR_PORT
+from raydebug.cluster.connection import ENDED, FAR_PORT
 from raydebug.cluster.environment import without_slurm
 from raydebug.cluster.local import supervisor_of
 from raydebug.cluster.ray_node import below, last_words
@@ -157,12 +157,9 @@ def _listens(cluster: Cluster) -> bool:
 
 def _at(cluster: Cluster, ports: dict[str, int]) -> Cluster:
     """Return the cluster with its ports of this machine."""
-    there = cluster.remote
-    if "gateway" in ports:
-        there = replace(there, gateway=f"127.0.0.1:{ports['gateway']}")
-    if "dashboard" in ports:
-        there = replace(there, dashboard=f"http://127.0.0.1:{ports['dashboard']}")
-    return replace(cluster, ports=ports, remote=there)
+    forms = {"gateway": "127.0.0.1:{}", "dashboard": "http://127.0.0.1:{}"}
+    addresses = {purpose: forms[purpose].format(port) for purpose, port in ports.items()}
+    return replace(cluster.with_remote(**addresses), ports=ports)
 
 
 def folder_of_commands(cluster: Cluster) -> Path | None:
@@ -173,8 +170,13 @@ def folder_of_commands(cluster: Cluster) -> Path | None:
 
 def last_said(cluster: Cluster) -> str:
     """Return what the command said last; empty without one."""
-    said = last_words(cluster.folder / LOG) if cluster.remote.through else ""
+    said = last_words(cluster.folder / LOG, 4) if cluster.remote.through else ""  # the last of them may be ENDED
     return too_old(said) or ("" if said.startswith("(") else said)
+
+
+def has_failed(cluster: Cluster) -> bool:
+    """Return whether the command has ended by itself with an error: nothing is to be waited for."""
+    return bool(cluster.remote.through) and ENDED in last_words(cluster.folder / LOG)
 
 
 def close_way(cluster: Cluster) -> None:

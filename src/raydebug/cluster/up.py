@@ -26,8 +26,9 @@ from types import FrameType
 from typing import Any
 
 from raydebug import render
-from raydebug.cluster import state
-from raydebug.cluster.locks import flock, open_lock
+from raydebug.cluster import audit_log, state
+from raydebug.cluster.find import find_cluster
+from raydebug.cluster.locks import flock, only_one, open_lock
 from raydebug.errors import Exit, RaydebugError, UsageError
 
 # Ray's default range for workers is 10002-19999, the kernel's for outgoing connections 32768-60999. Tests that run side
@@ -289,6 +290,30 @@ def raise_if_interrupted() -> None:
 
 
 @contextlib.contextmanager
+def starting(options: UpOptions, kind: str) -> Iterator[state.Cluster | None]:
+    """Hold the lock of a name while a cluster of this kind is started, and yield the one that is recorded.
+
+    Raises:
+        RaydebugError: one of another kind has the name, or another `up` of it is at work (exit 3). With an owner that
+            one is waited for.
+    """
+    audit_log.prune()
+    with only_one(options.name, wait=options.owner is not None):
+        running = find_cluster(options.name)
+        if running is not None and running.kind != kind:
+            name = state.name_option(running.name)
+            raise RaydebugError(
+                f"cluster '{running.name}' is there, of the kind {running.kind}",
+                cause="what `up` has started and its record are kept until `raydebug down`",
+                fix=f"`raydebug up{name}` starts it again, `raydebug down{name}` removes it; or another name with"
+                " --name",
+                code="cluster.other-kind",
+                exit_code=Exit.TAKEN,
+            )
+        yield running
+
+
+@contextlib.contextmanager
 def undone_unless_whole(undo: Callable[[], object]) -> Iterator[None]:
     """Call `undo` if the start of a cluster in this block fails, or is interrupted; Ctrl-C does not cut it off."""
     try:
@@ -302,7 +327,13 @@ def undone_unless_whole(undo: Callable[[], object]) -> Iterator[None]:
 
 
 def wait_until_up(
-    name: str, look: Callable[[], tuple[str, bool]], on_phase: Callable[[str], None], *, limit_s: float, every_s: float
+    name: str,
+    look: Callable[[], tuple[str, bool]],
+    on_phase: Callable[[str], None],
+    keep_logs: Callable[[], object],
+    *,
+    limit_s: float,
+    every_s: float,
 ) -> None:
     """Wait until a cluster is up, and say each new phase.
 
@@ -310,6 +341,7 @@ def wait_until_up(
         name: the cluster's.
         look: returns the phase, and whether the cluster is up; it raises where the start has failed.
         on_phase: called with each new phase.
+        keep_logs: called where it fails: keeps in `state.kept_logs` what is removed then.
         limit_s: how long to wait, in seconds.
         every_s: how long between two looks, in seconds.
 
@@ -317,22 +349,26 @@ def wait_until_up(
         RaydebugError: it was not up in time (exit 124), or what `look` raises.
     """
     deadline, phase = time.monotonic() + limit_s, ""
-    while time.monotonic() < deadline:
-        raise_if_interrupted()
-        now, is_up = look()
-        if now != phase:
-            phase = now
-            on_phase(phase)
-        if is_up:
-            return
-        time.sleep(every_s)
-    raise RaydebugError(
-        f"cluster '{name}' was not up after {limit_s:.0f} s",
-        cause=f"it was still at: {phase}",
-        fix="try again on a quieter machine",
-        code="cluster.timeout",
-        exit_code=Exit.TIMEOUT,
-    )
+    try:
+        while time.monotonic() < deadline:
+            raise_if_interrupted()
+            now, is_up = look()
+            if now != phase:
+                phase = now
+                on_phase(phase)
+            if is_up:
+                return
+            time.sleep(every_s)
+        raise RaydebugError(
+            f"cluster '{name}' was not up after {limit_s:.0f} s",
+            cause=f"it was still at: {phase}",
+            fix=f"read the logs in {state.kept_logs(name)}, and try again on a quieter machine",
+            code="cluster.timeout",
+            exit_code=Exit.TIMEOUT,
+        )
+    except RaydebugError:
+        keep_logs()
+        raise
 
 
 def _note(_number: int, _frame: FrameType | None) -> None:

@@ -12,8 +12,6 @@ import pwd
 from collections.abc import Callable
 from pathlib import Path
 
-from raydebug.errors import Exit, RaydebugError
-
 # No distribution and no program assigns these. Source: https://systemd.io/UIDS-GIDS (table "Summary").
 UNUSED_IDS = range(60706, 61184)
 
@@ -23,9 +21,6 @@ def choose_user(name: str, project: Path) -> tuple[int, int]:
 
     A user's containers run as that user. Root's run as the owner of the project, or, where that is root too, as an id
     that no account on this machine has. The same name gets the same unused id again: its caches stay writable.
-
-    Raises:
-        RaydebugError: root's project belongs to root, and every id of the range is taken (exit 3).
     """
     caller = (os.getuid(), os.getgid())
     if caller[0]:
@@ -34,28 +29,15 @@ def choose_user(name: str, project: Path) -> tuple[int, int]:
     if owner.st_uid:
         return owner.st_uid, owner.st_gid or owner.st_uid
     running = ids_of_processes()
-    unused = first_unused(name, lambda one: one in running or has_account(one))
+    unused = first_unused(name, lambda number: number in running or has_account(number))
     return unused, unused
 
 
 def first_unused(name: str, is_taken: Callable[[int], bool]) -> int:
-    """Return the first free id of the range, from a place on that depends on the name.
-
-    Raises:
-        RaydebugError: none is free (exit 3).
-    """
+    """Return the first free id of the range, from a place on that depends on the name."""
     start = int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(UNUSED_IDS)
-    for step in range(len(UNUSED_IDS)):
-        candidate = UNUSED_IDS[(start + step) % len(UNUSED_IDS)]
-        if not is_taken(candidate):
-            return candidate
-    raise RaydebugError(
-        "there is no unused user id for the containers",
-        cause=f"accounts or processes of this machine have all of {UNUSED_IDS[0]} to {UNUSED_IDS[-1]}",
-        fix="give the project's folder to a user of its own: `chown -R USER .`; the containers run as its owner then",
-        code="user.none-unused",
-        exit_code=Exit.TAKEN,
-    )
+    ids: list[int] = [*UNUSED_IDS[start:], *UNUSED_IDS[:start]]
+    return next(number for number in ids if not is_taken(number))
 
 
 def has_account(number: int) -> bool:

@@ -134,14 +134,19 @@ class Engine:
     @_explained
     def last_words(self, container: Container) -> str:
         """Return the last three lines that a container printed, on one line."""
+        text = self.log_end(container, lines=50).decode(errors="replace")
+        said = [line.strip() for line in text.splitlines() if line.strip()]
+        ours = [line for line in said if line.startswith(("error:", "cause:", "fix:"))]
+        return " / ".join((ours or said)[-3:]) or "(it printed nothing)"
+
+    @_explained
+    def log_end(self, container: Container, lines: int = 2000) -> bytes:
+        """Return the last lines of a container's log; empty for a container that is gone."""
         from docker.errors import APIError
 
         with contextlib.suppress(APIError):
-            text = self._client.containers.get(container.id).logs(tail=50).decode(errors="replace")
-            said = [line.strip() for line in text.splitlines() if line.strip()]
-            ours = [line for line in said if line.startswith(("error:", "cause:", "fix:"))]
-            return " / ".join((ours or said)[-3:]) or "(it printed nothing)"
-        return "(it is gone)"
+            return bytes(self._client.containers.get(container.id).logs(tail=lines))
+        return b""
 
     @_explained
     def gave_up_because(self, container: Container) -> str | None:

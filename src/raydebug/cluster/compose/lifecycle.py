@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import uuid
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug import process, render
-from raydebug.cluster import audit_log, state
+from raydebug.cluster import state
 from raydebug.cluster.compose import engine, preflight
 from raydebug.cluster.compose.container_user import choose_user
 from raydebug.cluster.compose.engine import Container, Engine
@@ -20,7 +21,7 @@ from raydebug.cluster.compose.project import UP_TIMEOUT_S, keep_audit_lines, pro
 from raydebug.cluster.compose.project_file import foreign_rights, mounts_of, of_project, refuse_foreign_rights
 from raydebug.cluster.compose.sizing import Setting
 from raydebug.cluster.find import find_cluster
-from raydebug.cluster.locks import only_one
+from raydebug.cluster.private_folders import remove_private
 from raydebug.cluster.runner import IMAGE_PYTHON
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.cluster.up import (
@@ -30,6 +31,7 @@ from raydebug.cluster.up import (
     raise_if_interrupted,
     refuse_other_ports,
     remembered_ports,
+    starting,
     undone_unless_whole,
     wait_until_up,
 )
@@ -57,12 +59,8 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
         RaydebugError: something is missing or taken; nothing is left behind then.
     """
     found = engine.connect_to_change()
-    project = project_of(state.check_name(options.name))
-    audit_log.prune()
-    with only_one(options.name):
-        running = find_cluster(options.name)
-        if running is not None:
-            state.refuse_other_kind(running, "compose")
+    project = project_of(options.name)
+    with starting(options, "compose") as running:
         ours = found.containers(project) if running is not None else []
         if running is not None and ours:
             refuse_other_ports(options, running)
@@ -74,6 +72,7 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
             wait_until_ready(found, running, on_phase)
             return running, True
         given = _read_given(options)
+        remove_private(state.kept_logs(options.name))
         flavour = preflight.check_machine(found, options.flavour, options.workers)
         caches = found.volumes(project)
         with undone_unless_whole(lambda: _clear_begun(options.name, found, caches)):
@@ -85,7 +84,7 @@ def preview(options: UpOptions) -> tuple[list[Setting], list[str]]:
     """Return the sizes that `up` would choose, and its `docker compose` command; nothing is created."""
     found = engine.connect_to_change()
     given = _read_given(options)
-    flavour = preflight.choose_flavour(options.flavour, options.workers, found.has_gpu_runtime())
+    flavour = preflight.flavour_here(found, options.flavour, options.workers)
     _, sizes = sizes_of(found, flavour, given.variables, workers=options.workers, logical_gpus=options.gpus or 0)
     files = [str(file) for file in files_for(flavour, given.variables, options.project)]
     argv = ["docker", "compose", "--project-name", project_of(options.name)]
@@ -253,21 +252,26 @@ def wait_until_ready(found: Engine, cluster: Cluster, on_phase: Callable[[str], 
     def look() -> tuple[str, bool]:
         containers = look_patiently(found, cluster, on_phase)
         for container in containers:
-            _refuse_ended(container, restarts.get(container.id, 0), found)
+            _refuse_ended(cluster.name, container, restarts.get(container.id, 0), found)
         phase = ", ".join(f"{container.service} {container.health or container.state}" for container in containers)
         return phase, bool(containers) and all(container.is_ready for container in containers)
 
-    wait_until_up(cluster.name, look, on_phase, limit_s=UP_TIMEOUT_S, every_s=0.2)
+    def keep_logs() -> None:
+        with contextlib.suppress(RaydebugError):
+            for container in found.containers(project_of(cluster.name)):
+                state.keep_log(state.kept_logs(cluster.name) / f"{container.name}.log", found.log_end(container))
+
+    wait_until_up(cluster.name, look, on_phase, keep_logs, limit_s=UP_TIMEOUT_S, every_s=0.2)
 
 
-def _refuse_ended(container: Container, restarts_before: int, found: Engine) -> None:
+def _refuse_ended(cluster: str, container: Container, restarts_before: int, found: Engine) -> None:
     # The restart policy starts what has ended again: what an entrypoint refuses, it will refuse then too.
     refused = container.state == "restarting" and container.exit_code == REFUSED
     if container.state in ("exited", "dead") or refused or container.restarts - restarts_before >= MOST_RESTARTS:
         raise RaydebugError(
             f"{container.name} did not start",
             cause=f"it ended with exit code {container.exit_code}: {found.last_words(container)}",
-            fix=f"read all that it said: docker logs {container.name} (before: raydebug --debug up)",
+            fix=f"read the logs in {state.kept_logs(cluster)}",
             code="cluster.not-up",
         )
 

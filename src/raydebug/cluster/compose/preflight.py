@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from raydebug import render
 from raydebug.cluster import state
 from raydebug.cluster.compose.engine import Engine
 from raydebug.cluster.gpus import NO_DRIVER, Gpu, list_gpus
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.settings.flavours import GPU_FLAVOURS, require_flavour
 
+IMAGE_VARIABLE = "RAYDEBUG_IMAGE"  # docker-compose.yml
 # Layers of containers and their logs (three files of 20 MB each, docker-compose.yml), with room for a run's own files.
 ENGINE_FREE_BYTES = 1024**3
 STATE_FREE_BYTES = 16 * 1024**2  # tokens, records and logs
@@ -29,12 +31,29 @@ def check_machine(found: Engine, flavour: str | None, workers: int) -> str:
     Raises:
         RaydebugError: an image, a GPU, its driver or room is missing, or the flavour cannot be.
     """
-    chosen = choose_flavour(flavour, workers, found.has_gpu_runtime())
+    chosen = flavour_here(found, flavour, workers)
     check_image(found, chosen)
     check_disk(state.clusters_dir(), engine_folder(found.data_folder(), os.environ.get("DOCKER_HOST", "")))
     if chosen in GPU_FLAVOURS:
         check_driver(chosen)
     return chosen
+
+
+def flavour_here(found: Engine, asked: str | None, workers: int) -> str:
+    """Return the flavour to start: the requested one, the one that fits the engine, or the one whose image is there.
+
+    Raises:
+        RaydebugError: as `choose_flavour` does.
+    """
+    has_gpu = found.has_gpu_runtime()
+    fitting = choose_flavour(asked, workers, has_gpu)
+    if asked or os.environ.get(IMAGE_VARIABLE):
+        return fitting
+    runnable = (*(GPU_FLAVOURS if has_gpu else ()), "cpu", "core")
+    taken = next((flavour for flavour in runnable if found.image_labels(f"raydebug:{flavour}") is not None), fitting)
+    if taken != fitting:
+        render.say(f"there is no image raydebug:{fitting}; taking flavour {taken}, whose image is there")
+    return taken
 
 
 def choose_flavour(asked: str | None, workers: int, has_gpu: bool) -> str:
@@ -69,7 +88,7 @@ def check_image(found: Engine, flavour: str) -> None:
     Raises:
         RaydebugError: it does not (exit 5).
     """
-    image = os.environ.get("RAYDEBUG_IMAGE") or f"raydebug:{flavour}"  # docker-compose.yml
+    image = os.environ.get(IMAGE_VARIABLE) or f"raydebug:{flavour}"
     if found.image_labels(image) is None:
         raise RaydebugError(
             f"there is no image {image} on this machine",
