@@ -26,7 +26,7 @@ from joinable_dashboard import HEAD, NODE, JoinableDashboard
 from raydebug.check.cache import Cache
 from raydebug.check.target import target_of
 from raydebug.cli import up_elsewhere
-from raydebug.cluster import connection, head_requests, joined, joined_job, state, tunnel
+from raydebug.cluster import connection, head_requests, joined, joined_job, rendezvous, state, tunnel
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.known_folders import note_shared
 from raydebug.cluster.runner import NodeRunner, run_on_each
@@ -188,7 +188,7 @@ def test_another_user_on_the_port_of_a_dashboard(monkeypatch):
 
 
 def test_the_dashboard_of_this_machine(tmp_path):
-    """`auto` finds a dashboard by its command line, and only one of this user or of root."""
+    """`auto` finds a dashboard by its command line, only one of this user or of root, and first that of our nodes."""
     program = tmp_path / "ray" / "dashboard" / "dashboard.py"
     program.parent.mkdir(parents=True)
     program.write_text("input()")
@@ -206,6 +206,13 @@ def test_the_dashboard_of_this_machine(tmp_path):
             finally:
                 started.kill()
 
+    folder = tmp_path / "nodes"
+    rendezvous.make(folder)
+    with subprocess.Popen(
+        [sys.executable, str(program), "--host=127.0.0.1", "--port=8266"], stdin=subprocess.PIPE
+    ) as sky:
+        assert str(folder) in found("--port=1", env={**os.environ, TOKEN_PATH: str(folder / "token")})
+        sky.kill()
     assert "http://127.0.0.1:9999" in found("--host=0.0.0.0", "--port=9999")
     assert "http://[::1]:9999" in found("--host=::1", "--port=9999")
     assert "9999" not in found("--host=127.0.0.1", "--grpc=9999")

@@ -124,23 +124,26 @@ def cluster_to_join(address: str, name: str) -> Cluster:
 def cluster_here() -> str:
     """Return the address of the one dashboard of this user or root on this machine, by its command line.
 
-    Of a cluster of `raydebug node` its folder is returned, which has the token.
+    A cluster of `raydebug node` comes first, SkyPilot has a Ray of its own beside it; of that one its folder is
+    returned, which has the token.
 
     Raises:
         RaydebugError: there is none, or there are several.
     """
-    addresses = set()
+    folders: set[str] = set()
+    urls: set[str] = set()
     for candidate in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError, KeyError):
             words = candidate.cmdline()
             own = candidate.uids().real in (0, os.getuid())  # any user can call a program of his like that
             if own and any(word.endswith("/ray/dashboard/dashboard.py") for word in words[1:4]):
                 if folder := _folder_of(candidate):
-                    addresses.add(folder)
+                    folders.add(folder)
                     continue
                 options = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
                 host = options["host"] if options["host"] not in ("0.0.0.0", "::") else "127.0.0.1"
-                addresses.add(f"http://{f'[{host}]' if ':' in host else host}:{options['port']}")
+                urls.add(f"http://{f'[{host}]' if ':' in host else host}:{options['port']}")
+    addresses = folders or urls
     if len(addresses) == 1:
         return addresses.pop()
     several = f"their dashboards are: {', '.join(sorted(addresses))}"

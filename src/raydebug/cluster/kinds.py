@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from raydebug import render
-from raydebug.cluster import rendezvous, state
+from raydebug.cluster import audit_log, rendezvous, state
+from raydebug.cluster.compose import project
+from raydebug.cluster.compose.engine import Container
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.kind import FOLLOW_EVERY_S, Kind, ListedNode, node_row, print_logs, slow
 from raydebug.cluster.rendezvous import NodeState
@@ -116,9 +118,7 @@ class ByHandKind(Kind):
         return ContainerRunner(self.cluster)
 
     def show_logs(self, service: str | None, *, follow: bool) -> int:
-        from raydebug.cluster.compose.project import show_logs
-
-        return show_logs(self.cluster, service, follow=follow)
+        return project.show_logs(self.cluster, service, follow=follow)
 
 
 class ComposeKind(ByHandKind):
@@ -145,9 +145,7 @@ class ComposeKind(ByHandKind):
         return ContainerRunner(self.cluster, found[0].name) if found else None
 
     def head_programs(self) -> list[str]:
-        from raydebug.cluster.compose.project import programs_of_head
-
-        return programs_of_head(self.cluster)
+        return project.programs_of_head(self.cluster)
 
     def why_head_ended(self) -> str | None:
         """Return why the head's container is not ready, waiting CONTAINER_ENDS_S for its end to be listed."""
@@ -160,13 +158,11 @@ class ComposeKind(ByHandKind):
 
     def broken_nodes(self) -> list[ListedNode]:
         """Return all containers, unless the head's runs."""
-        from raydebug.cluster.compose.project import explain
-
         found = self._containers()
         heads = [c for c in found if c.service == "head"]
         if heads and heads[0].state == "running":
             return []
-        nodes = [node_row(c.service, c.address, c.state, explain(c)) for c in found]
+        nodes = [node_row(c.service, c.address, c.state, project.explain(c)) for c in found]
         return nodes or [node_row("head", self.cluster.host, "dead", "its containers are gone")]
 
     def silences_s(self) -> dict[str, float]:
@@ -177,20 +173,14 @@ class ComposeKind(ByHandKind):
         return self._why_down("gateway", "its container is gone")
 
     def keep_audit_lines(self) -> None:
-        from raydebug.cluster.compose.project import keep_audit_lines
-
-        keep_audit_lines(self.cluster)
+        project.keep_audit_lines(self.cluster)
 
     def _why_down(self, service: str, gone: str) -> str | None:
-        from raydebug.cluster.compose.project import explain
-
         found = [c for c in self._containers() if c.service == service]
-        return explain(found[0]) if found else gone
+        return project.explain(found[0]) if found else gone
 
-    def _containers(self) -> list[Any]:
-        from raydebug.cluster.compose.project import containers
-
-        return containers(self.cluster)
+    def _containers(self) -> list[Container]:
+        return project.containers(self.cluster)
 
 
 class JoinedKind(Kind):
@@ -323,8 +313,6 @@ class NodesKind(JoinedKind):
         return print_logs(logs, service, lambda: not follow or not self.is_alive())
 
     def keep_audit_lines(self) -> None:
-        from raydebug.cluster import audit_log
-
         with contextlib.suppress(OSError):
             log = (self._folder / "gateway.log").read_text(encoding="utf-8", errors="replace")
             audit_log.keep(self.cluster.name, log.splitlines())

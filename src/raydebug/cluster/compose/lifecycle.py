@@ -16,8 +16,15 @@ from raydebug.cluster import state
 from raydebug.cluster.compose import engine, preflight
 from raydebug.cluster.compose.container_user import choose_user
 from raydebug.cluster.compose.engine import Container, Engine
-from raydebug.cluster.compose.plan import ENV_FILE_VARIABLE, Given, as_compose, files_for, read_given, sizes_of
-from raydebug.cluster.compose.project import UP_TIMEOUT_S, keep_audit_lines, project_of, run_compose, settings_of
+from raydebug.cluster.compose.plan import Given, as_compose, files_for, read_given, sizes_of
+from raydebug.cluster.compose.project import (
+    ENV_FILE_VARIABLE,
+    UP_TIMEOUT_S,
+    keep_audit_lines,
+    project_of,
+    run_compose,
+    settings_of,
+)
 from raydebug.cluster.compose.project_file import foreign_rights, mounts_of, of_project, refuse_foreign_rights
 from raydebug.cluster.compose.sizing import Setting
 from raydebug.cluster.find import find_cluster

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.cluster.compose.engine import Engine
+from raydebug.cluster.compose.project import ENV_FILE_VARIABLE
 from raydebug.cluster.compose.sizing import Host, Setting, look_at_host, settings_for
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.dotenv import check_env_file
 from raydebug.settings.files import compose_dir
 from raydebug.settings.flavours import GPU_FLAVOURS
 
-ENV_FILE_VARIABLE = "RAYDEBUG_ENV_FILE"  # docker-compose.yml
 # Shared memory and what has to fit in it: if the user sets one of these, none of ours is set.
 TOGETHER = ("SHM_SIZE", "OBJECT_STORE_BYTES", "HEAD_SHM_SIZE", "HEAD_OBJECT_STORE_BYTES")
 # In the order in which docker compose looks for them. Source: compose-go v2 cli/options.go DefaultFileNames.

@@ -12,11 +12,11 @@ from raydebug import process
 from raydebug.cluster import audit_log
 from raydebug.cluster.compose import engine
 from raydebug.cluster.compose.engine import Container
-from raydebug.cluster.compose.plan import ENV_FILE_VARIABLE
 from raydebug.cluster.state import DEFAULT_NAME, Cluster
 from raydebug.errors import UsageError
 from raydebug.protocol import variables
 
+ENV_FILE_VARIABLE = "RAYDEBUG_ENV_FILE"  # docker-compose.yml
 UP_TIMEOUT_S = 240.0
 DOWN_TIMEOUT_S = 60.0
 
