@@ -6,14 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from raydebug.profile.load import load_profile
 from raydebug.profile.overlay import overlay_profile
 from raydebug.tiny.model import build_model
-from raydebug.trainers.keys import Key
 from raydebug.trainers.registry import _WITHOUT_VALUE, column_of, recognise
 from raydebug.trainers.trainer import Installed, Program
 from raydebug.trainers.verl.trainer import VERL
@@ -21,7 +19,6 @@ from raydebug.trainers.verl.trainer import VERL
 TRAINER = Program(VERL, "ppo", "verl.trainer.main_ppo", 3)
 COLUMN = column_of("ppo", "0.9.1")
 assert COLUMN is not None
-ABSENT = object()
 
 
 @pytest.fixture(scope="module")
@@ -31,20 +28,6 @@ def installed() -> Installed:
     found = VERL.read_config(TRAINER, argv, folder=Path("/"), search=sys.path)
     assert found.values is not None, found.unread
     return found
-
-
-@pytest.mark.parametrize(("word", "key"), COLUMN[1].items(), ids=list(COLUMN[1]))
-def test_key_and_default_are_verls(word: str, key: Key, installed: Installed) -> None:
-    """Each word's key is in verl's config with the default that we state, or is rightly marked as added."""
-    if key.listed_only:
-        pytest.skip("only a recipe's config has it")
-    values = installed.values or {}
-    found: Any = values.get(key.path, ABSENT)
-    assert (found is ABSENT) == key.added, key.path
-    for other in (*key.instead_of, *key.also):
-        assert other in values, other
-    if not key.added:
-        assert found == (list(key.default) if isinstance(key.default, tuple) else key.default), key.path
 
 
 def test_torchrun_s_options_are_torch_s() -> None:

@@ -75,19 +75,3 @@ def test_mode(cluster, run):
     line = f"debugger   post-mortem in {modes[1]['for']} (raydebug run --debugger)"
     assert line in raydebug("ps", "--name", cluster.name).stdout.splitlines()
     job.end()
-
-
-@pytest.mark.parametrize(
-    ("text", "cause"),
-    [
-        ("loop.py:update,often", "'often' is not a condition"),
-        ("loop.py:nothing,once", "it has no 'nothing'"),
-    ],
-)
-def test_bad_break(cluster, text, cause):
-    """An invalid breakpoint is refused before any process receives it: exit 2."""
-    for verb in (["break", "add", text], ["run", "--break", text, "--", "python", "loop.py", "1"]):
-        done = raydebug(*verb[: verb.index("--")] if "--" in verb else verb, "--name", cluster.name,
-                        *(verb[verb.index("--"):] if "--" in verb else []), cwd=JOBS)  # fmt: skip
-        assert done.returncode == 2, done.stderr
-        assert cause in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
@@ -15,7 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from raydebug.cluster import local
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.state import Cluster
 from raydebug.prefork import ray_config
@@ -149,34 +147,6 @@ def test_a_killed_worker_is_dead_for_ray(start):
     pid = int(said(job.text, "actor")[2])
     os.kill(pid, signal.SIGKILL)
     assert "the actor died" in job.end()
-
-
-@pytest.mark.long
-def test_a_killed_proxy_ends_its_worker(warm_cluster, start):
-    """SIGKILL of the process that Ray started ends the forked worker, and Ray detects it."""
-    job = start("wait")
-    wait_for(lambda: "its True" in job.text)
-    pid = int(said(job.text, "actor")[2])
-    worker = psutil.Process(pid)
-    assert worker.ppid() in [z["pid"] for z in pool(warm_cluster)["zygotes"]]
-    (proxy,) = [p for p in proxies(warm_cluster) if is_proxy_of(p, pid) and p.create_time() <= worker.create_time()]
-    proxy.kill()
-    assert "the actor died" in job.end()
-    wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
-
-
-def proxies(cluster: Cluster) -> list[psutil.Process]:
-    found: list[psutil.Process] = []
-    for one in local.marked_processes(cluster):
-        with contextlib.suppress(psutil.NoSuchProcess):  # Ray's helper processes start and end at any time
-            found += one.children() if one.name() == "raylet" else []
-    return found
-
-
-def is_proxy_of(process: psutil.Process, pid: int) -> bool:
-    with contextlib.suppress(OSError, psutil.NoSuchProcess):
-        return any(f"Pid:\t{pid}\n" in path.read_text() for path in Path(f"/proc/{process.pid}/fdinfo").iterdir())
-    return False
 
 
 @pytest.mark.long

@@ -176,19 +176,6 @@ def test_healthy_job_is_not_blamed(run, how: str) -> None:
     assert " hangs: " not in job.text
 
 
-@pytest.mark.long
-def test_native_frames(run) -> None:
-    """`stacks --native` shows the C function in which a process holds Python's lock, above the Python line."""
-    job: Run = run("--", "python", "hangs/planted.py", "gil")
-    shown = ""
-    deadline = time.monotonic() + SETTLED_S
-    while not re.search(r"planted.py:\d+ Actor.hold", shown):
-        assert time.monotonic() < deadline, shown
-        shown = raydebug("stacks", "--name", job.cluster.name, "--native").stdout
-    assert re.search(r"sleep in libc\S*\n(.*\n)*.*planted.py:\d+ Actor.hold", shown), shown
-    assert "verdict (likely): Actor (pid " in shown, "the driver's wait was seen in one look"
-
-
 def test_ctrl_c_between_samples(run) -> None:
     """Ctrl-C ends `stacks --samples` with 130, without a traceback; the job continues."""
     job: Run = run("--", "python", "hangs/planted.py", "sleep")

@@ -109,7 +109,7 @@ else:
 
 
 def test_the_end_of_a_raylet_is_noticed_by_its_process():
-    """A raylet that is killed is dead at once, also as a zombie, and while its page still answers."""
+    """F63: a raylet that is killed is dead at once, also as a zombie, and while its page still answers."""
     with page() as url:
         ray = subprocess.Popen([sys.executable, "-c", RAYLETS], stdout=subprocess.PIPE, text=True)
         raylet = int(ray.stdout.readline())
