@@ -1,4 +1,4 @@
-"""`python docs/pictures/make.py`: make README's pictures from a real run: a crash in the terminal, and its report page.
+"""`python docs/pictures/make.py`: make the pictures of the docs from a real run: a crash, its page.
 
 It starts a local cluster of its own, runs train.py (beside this file) until its crash is paused, looks at the crash in
 a real terminal, and ends both. Needs raydebug, Ray, pexpect and rich (`nox -s pictures`), and Chromium for the page
@@ -29,7 +29,7 @@ from chromium import Chromium, find_chromium  # noqa: E402
 RAYDEBUG = str(Path(sys.executable).parent / "raydebug")
 NAME, COLUMNS, ROWS, LIMIT_S = "pictures", 92, 60, 120
 PROMPT = "(raydebug) "
-COMMANDS = ("p rewards", "p max(rewards) - min(rewards)", "q")
+COMMANDS = ("p rewards", "p max(rewards) - min(rewards)")
 THEMES: dict[str, TerminalTheme] = {"light": DEFAULT_TERMINAL_THEME, "dark": DIMMED_MONOKAI}
 
 
@@ -83,11 +83,12 @@ def terminal_session(environment: dict[str, str]) -> str:
         attach.expect_exact(PROMPT)
         shown += attach.before + attach.after
         attach.sendline(command)
-    attach.expect(r"\[b\]ack to the debugger: ")
-    shown += attach.before + attach.after
+    attach.expect_exact(PROMPT)
+    shown += attach.before
+    attach.sendline("q")
+    attach.expect_exact("[b]ack to the debugger: ")
     attach.sendline("y")
     attach.expect(pexpect.EOF)
-    shown += attach.before
     run.expect(pexpect.EOF)
     started = "$ raydebug run --debugger post-mortem -- python train.py\n"
     return f"{started}{paused}\n\n$ raydebug attach\n{shown}".replace("\r", "")

@@ -75,12 +75,12 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
     "SIGKILL": (
         evidence(status=9, worker=KILLED),
         "sigkill",
-        "SIGKILL, which somebody sent, ended WorkerDict rank 3 pid 4242 (a signal, not for want of memory)",
+        "SIGKILL from another process ended WorkerDict rank 3 pid 4242 (a signal, not out of memory)",
     ),
     "SIGKILL on another node": (
         evidence(worker=KILLED),
         "sigkill",
-        "SIGKILL, or C code that exited, ended WorkerDict rank 3 pid 4242 (it said nothing, not for want of memory)",
+        "SIGKILL, or C code that exited, ended WorkerDict rank 3 pid 4242 (it said nothing, not out of memory)",
     ),
     "SIGTERM that Ray handled": (
         evidence(status=256, words={"how": "exit"}, worker={
@@ -88,7 +88,7 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
             "exit_detail": "Worker exits with an exit code 1. The process receives a SIGTERM.",
         }),
         "sigterm",
-        "SIGTERM, which somebody sent, ended WorkerDict rank 3 pid 4242 (it closed itself properly)",
+        "SIGTERM from another process ended WorkerDict rank 3 pid 4242 (it closed itself properly)",
     ),
     "SIGSEGV": (
         evidence(status=11 | 128, worker=KILLED, log=(
@@ -152,7 +152,7 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
     "a driver that is gone": (
         evidence(is_driver=True, actor=None, rank=None, job={"driver_exit_code": -9}, worker=KILLED),
         "sigkill",
-        "SIGKILL, which somebody sent, ended driver pid 4242 (a signal, not for want of memory)",
+        "SIGKILL from another process ended driver pid 4242 (a signal, not out of memory)",
     ),
     "a process of the job": (
         evidence(status=9, kill={"pid": 4242, "signal": 9, "place": "/job/t.py:4 clean", "by": 77}),
@@ -162,7 +162,7 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
     "vLLM's engine": (
         evidence(status=9, actor=None, rank=None, title="VLLM::EngineCore", child_of=99),
         "sigkill",
-        "SIGKILL, which somebody sent, ended VLLM::EngineCore pid 4242 (a signal, not for want of memory)",
+        "SIGKILL from another process ended VLLM::EngineCore pid 4242 (a signal, not out of memory)",
     ),
 }  # fmt: skip
 

@@ -70,7 +70,7 @@ def check(
     trainer: TrainerName = None,
     name: NameToRunOn = "default",
 ) -> None:
-    """Check a training command step by step, each step cheaper than the next; stop at the first that fails.
+    """Check a training command step by step, from fast to slow; stop at the first that fails.
 
     Example: raydebug check -- python -m verl.trainer.main_ppo data.train_files=train.parquet
     """

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Json, Name, finite
-from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.cli.options import Json, Name, finite, no_process
+from raydebug.errors import RaydebugError, UsageError
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
@@ -70,8 +70,10 @@ def memory(
 
     looks = [look(cluster, job, pid=pid, census=growth is not None or pid is not None)]
     if not looks[0].processes and not as_json:
-        render.say("no process of a job runs" if job is None else f"no process of job '{job}' runs")
-        raise typer.Exit(Exit.OK if job is None else Exit.FAILED)
+        if job is not None:
+            raise no_process(job)
+        render.say("no process of a job runs")
+        return
     if growth is not None and looks[0].processes:
         looks += _later_looks(cluster, job, looks[0], pid, growth, seconds)
     _show(looks, as_json=as_json, name=name)

@@ -52,7 +52,7 @@ def node(
     patience: _Patience = 300.0,
     debugger: Debugger = None,
 ) -> None:
-    """Be one host of a cluster, in the foreground: Ray, and on the head the gateway. A launcher starts it on each.
+    """Run one node of a cluster in the foreground: Ray, and on the head the gateway. A launcher starts it on each host.
 
     \b
     Examples:

@@ -29,6 +29,16 @@ def finite(seconds: float | None) -> float | None:
     return seconds
 
 
+def no_process(job: str) -> RaydebugError:
+    """Return the error that a job has no process to look at."""
+    return RaydebugError(
+        f"no process of job '{job}' runs",
+        cause="the job has ended, or is not one of this cluster",
+        fix="see `raydebug job list`; of a job that has ended: raydebug diagnose",
+        code="job.no-process",
+    )
+
+
 GPUS_HELP = (
     "Logical GPUs of a cluster that this starts. Default: the GPUs that the driver lists; on a CPU as many as the"
     " training asks for."

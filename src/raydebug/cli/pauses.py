@@ -124,7 +124,7 @@ def attach(
     name: Name = "default",
     address: Address = None,
 ) -> None:
-    """Take paused tasks into a debugger with pdb's own commands: one, or many ranks at one prompt.
+    """Open paused tasks in a debugger with most of pdb's commands: one, or many ranks at one prompt.
 
     \b
     Examples:

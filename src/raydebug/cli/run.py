@@ -67,7 +67,7 @@ _StopOn = Annotated[
     ),
 ]
 _KeepWatchdogs = Annotated[
-    bool, typer.Option("--keep-watchdogs", help="Leave the time limits alone by which torch and vLLM end long pauses.")
+    bool, typer.Option("--keep-watchdogs", help="Do not raise the limits of torch and vLLM that end a long pause.")
 ]
 _HangAfter = Annotated[
     float | None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Json, Name
+from raydebug.cli.options import Json, Name, no_process
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol import records
 from raydebug.protocol.listings import ListedStacks
@@ -73,10 +73,7 @@ def stacks(
         return
     processes = seen.samples[-1]
     if not processes and job is not None:
-        raise RaydebugError(
-            f"no process of job '{job}' runs", cause="the job has ended, or is not one of this cluster",
-            fix="see `raydebug job list`; of a job that has ended: raydebug diagnose", code="stacks.no-process",
-        )  # fmt: skip
+        raise no_process(job)
     if not processes:
         render.say("no process of a job runs")
         return

@@ -201,7 +201,9 @@ def _show_pool(pool: dict[str, Any]) -> None:
 
 
 def logs(
-    service: Annotated[str | None, typer.Argument(help="head, gateway, or in containers worker. Default: all.")] = None,
+    service: Annotated[
+        str | None, typer.Argument(metavar="[SERVICE]", help="head, gateway, or in containers worker. Default: all.")
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow until Ctrl-C, or until the cluster ends.")
     ] = False,

@@ -209,7 +209,7 @@ def _ray_memory(of: Evidence, _: Certificate) -> Found:
 
 
 def _kernel_memory(of: Evidence, found: Certificate) -> Found:
-    """The kernel, for want of memory: its log names the process, or its counters have grown and SIGKILL fits."""
+    """The kernel, out of memory: its log names the process, or its counters have grown and SIGKILL fits."""
     if "status" in of.ended and of.signal != "SIGKILL":
         return None
     node, birth = of.ended["node"], of.ended["birth"]
@@ -283,7 +283,7 @@ def _own_exit(of: Evidence, found: Certificate) -> Found:
         return "os-exit", "its own program", f"os._exit({words.get('code')}){inside}"
     if _SIGTERM in of.told or (words and of.code == signal.SIGTERM):  # ray 2.60 worker.py: sys.exit(15) in drivers
         found.unknown.append(f"who sent it: {_senders(of)}")
-        return "sigterm", "SIGTERM, which somebody sent,", "it closed itself properly"
+        return "sigterm", "SIGTERM from another process", "it closed itself properly"
     reason = words.get("reason", "")
     if "No space left" in reason or "quota" in reason:
         full = "; ".join(of.ended["node"].get("full", []))
@@ -313,7 +313,7 @@ def _signalled(of: Evidence, found: Certificate) -> Found:
         found.place = place
         return name.lower(), "its own program" if by == found.pid else f"pid {by} of the job", f"os.kill, {name}"
     found.unknown.append(f"who sent it: {_senders(of)}")
-    return name.lower(), f"{name}, which somebody sent,", f"a signal{_not_for_memory(of)}{_held(of)}"
+    return name.lower(), f"{name} from another process", f"a signal{_not_for_memory(of)}{_held(of)}"
 
 
 def _silent(of: Evidence, found: Certificate) -> Found:
@@ -340,7 +340,7 @@ def _senders(of: Evidence) -> str:
 
 def _not_for_memory(of: Evidence) -> str:
     counted = "oom_kills" in of.ended["node"] and "oom_kills" in of.ended["birth"]
-    return ", not for want of memory" if counted and of.signal in ("", "SIGKILL") else ""
+    return ", not out of memory" if counted and of.signal in ("", "SIGKILL") else ""
 
 
 def _held(of: Evidence, rss: int = 0) -> str:

@@ -87,7 +87,7 @@ def cgroup_of(pid: int | str) -> str:
 
 
 def oom_kills(cgroup: str) -> int:
-    """Return how many processes of a cgroup the kernel has ended for want of memory."""
+    """Return how many processes of a cgroup the kernel has ended because memory ran out."""
     return _counter(f"{cgroup}/memory.events", "oom_kill") or _counter(f"{cgroup}/memory.oom_control", "oom_kill")
 
 
