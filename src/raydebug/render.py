@@ -12,7 +12,7 @@ import shlex
 import shutil
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
@@ -30,12 +30,13 @@ _MARKS = "\u061c\u200e\u200f"  # bidi marks that have the direction of a letter 
 _BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
-# A command in a sentence, and its verb; the commands that are not here know no clusters.
-_SUGGESTED = re.compile(
-    r"\braydebug (?:(?:break|job) [a-z]+|attach|check|down|logs|memory|paused|ps|run|snapshot|stacks|try|up)\b"
-    r"(?=([^`;\n]*))"
-)
-_suggested_option = ""
+# A command in a sentence: its verb, and the rest of it.
+_SUGGESTED = re.compile(r"\braydebug ((?:break|job) [a-z]+|(?!break|job)[a-z]+)\b(?=((?:(?!raydebug | -- )[^`;\n])*))")
+OF_A_CLUSTER = (
+    *("attach", "break", "check", "diagnose", "down", "job", "logs", "memory", "paused", "ps", "run", "snapshot"),
+    *("stacks", "try", "up", "vscode"),
+)  # verbs with the option --name
+_suggested_options: dict[str, str] = {}  # by verb
 
 
 class OutputLost(BaseException):
@@ -223,8 +224,17 @@ def _strict(value: Any) -> Any:
 
 def suggest_for(cluster: str) -> None:
     """Say from now on `--name CLUSTER` in each command that a line of narration or an error suggests."""
-    global _suggested_option
-    _suggested_option = "" if cluster == "default" else f" --name {cluster}"
+    _suggest(OF_A_CLUSTER if cluster != "default" else (), f" --name {cluster}")
+
+
+def suggest_at(address: str) -> None:
+    """Say from now on `--address ADDRESS` in each suggested command that takes it."""
+    _suggest(("attach", "paused"), f" --address {address}")
+
+
+def _suggest(verbs: Sequence[str], option: str) -> None:
+    _suggested_options.clear()
+    _suggested_options.update(dict.fromkeys(verbs, option))
 
 
 def suggested(text: str) -> str:
@@ -235,10 +245,12 @@ def suggested(text: str) -> str:
     'see `raydebug ps --name b`; next: raydebug attach next --name b, or `raydebug break add --name b WHERE`'
     >>> suggest_for("default")
     """
-    if not _suggested_option:
-        return text
-    named = ("--name", "--address", "--help")
-    return _SUGGESTED.sub(lambda m: m[0] if any(word in m[1] for word in named) else m[0] + _suggested_option, text)
+
+    def named(found: re.Match[str]) -> str:
+        is_named = any(option in found[2] for option in ("--name", "--address", "--help"))
+        return found[0] if is_named else found[0] + _suggested_options.get(found[1].partition(" ")[0], "")
+
+    return _SUGGESTED.sub(named, text) if _suggested_options else text
 
 
 def say(text: str) -> None:

@@ -125,7 +125,7 @@ def _narration(*, as_json: bool) -> tuple[Callable[[Stage], None], Callable[[Out
     def end(outcome: Outcome) -> None:
         if not as_json:
             for line in output.as_lines(outcome):
-                render.out(render.visible(line))
+                render.out(render.visible(render.suggested(line)))
 
     return begin, end
 

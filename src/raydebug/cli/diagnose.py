@@ -67,11 +67,11 @@ def _show(answer: Answer, kept: Kept) -> None:
     for note in answer.notes:
         render.out(render.visible(f"note: {note}", keep=""))
     for related in answer.related:
-        render.out(render.visible(f"{related.kind}: {related.command}  ({related.text})", keep=""))
+        _out(f"{related.kind}: {related.command}  ({related.text})")
 
 
 def _out(line: str) -> None:
-    render.out(render.visible(scrubbed(line)))
+    render.out(render.visible(scrubbed(render.suggested(line))))
 
 
 def _show_diagnoses(found: Sequence[Diagnosis]) -> None:

@@ -43,7 +43,7 @@ def paused(
     """
     from raydebug.client.gateway_client import fetch_pauses
 
-    cluster, option = _find(name, address)
+    cluster = _find(name, address)
 
     def show(pauses: list[ListedPause]) -> None:
         if as_json:
@@ -65,7 +65,7 @@ def paused(
                 render.say(render.visible(line, keep=""))
         waiting = [p for p in pauses if p["state"] == "waiting"]
         if waiting:
-            render.say(f"next: {render.command('raydebug', 'attach', waiting[0]['id'])}{option}")
+            render.say(f"next: {render.command('raydebug', 'attach', waiting[0]['id'])}")
 
     if not watch:
         show(fetch_pauses(cluster))
@@ -73,7 +73,7 @@ def paused(
     from raydebug.jobs.patience import Patience
 
     before: object = None
-    patience = Patience(cluster, "the gateway", f"watch again: raydebug paused --watch{option}")
+    patience = Patience(cluster, "the gateway", "watch again: raydebug paused --watch")
     while True:
         try:
             pauses = fetch_pauses(cluster)
@@ -89,14 +89,10 @@ def paused(
         time.sleep(WATCH_PERIOD_S)
 
 
-def _find(name: str, address: str | None) -> tuple[Cluster, str]:
-    """Return the cluster, and the option that names it in suggested commands."""
-    from raydebug.cluster import state
+def _find(name: str, address: str | None) -> Cluster:
     from raydebug.cluster.find import cluster_at, load_cluster
 
-    if address is None:
-        return load_cluster(name), state.name_option(name)
-    return cluster_at(address), f" --address {address}"
+    return load_cluster(name) if address is None else cluster_at(address)
 
 
 def _show_table(pauses: list[ListedPause], *, to_stderr: bool = False) -> None:
@@ -145,18 +141,22 @@ def attach(
 
     process = _process(pid, worker, others=(target, ranks, job))
     selection = _selection(target, ranks, job, steal=steal)
-    cluster, option = _find(name, address)
+    cluster = _find(name, address)
     commands = execute or ()
     if address is not None:
         if selection is not None or process is not None:
-            raise _needs_gateway(option)
-        raise typer.Exit(_attach_stock(cluster, option, target, commands, timeout, steal=steal))
+            raise UsageError(
+                "a cluster without a gateway gives one pause at a time",
+                cause="all, --ranks, --job, --pid and --worker need a gateway: Ray's table knows none of it",
+                fix="raydebug attach ID, or start the job on a cluster of `raydebug up`",
+            )
+        raise typer.Exit(_attach_stock(cluster, target, commands, timeout, steal=steal))
     gateway = GatewayAddress.of(cluster)
     with named_if_lost(cluster):
         if selection is not None:
             code = attach_group(gateway, selection, lambda: fetch_pauses(cluster), commands=commands, timeout_s=timeout)
         else:
-            chosen = process or target or _choose(fetch_pauses(cluster), option)
+            chosen = process or target or _choose(fetch_pauses(cluster))
             code = attach_pause(
                 gateway, chosen, cluster=cluster.name, commands=commands, timeout_s=timeout, steal=steal
             )
@@ -170,7 +170,6 @@ def named_if_lost(cluster: Cluster) -> Iterator[None]:
     Raises:
         RaydebugError: what was raised within, or `session.head-gone`.
     """
-    from raydebug.cluster import state
     from raydebug.cluster.kinds import kind_of
 
     try:
@@ -182,32 +181,23 @@ def named_if_lost(cluster: Cluster) -> Iterator[None]:
                 why = kind_of(cluster).why_gone()
         if why is None:
             raise
-        suffix = state.name_option(cluster.name)
         raise RaydebugError(
             f"session lost: head of cluster '{cluster.name}' is gone",
             cause=f"{why}; {failure.cause}",
-            fix=f"see `raydebug ps{suffix}`; `raydebug up{suffix}` brings it back, its jobs are lost",
+            fix="see `raydebug ps`; `raydebug up` brings it back, its jobs are lost",
             code="session.head-gone",
             exit_code=Exit.SESSION_LOST,
         ) from failure
 
 
-def _needs_gateway(option: str) -> RaydebugError:
-    return UsageError(
-        "a cluster without a gateway gives one pause at a time",
-        cause="all, --ranks, --job, --pid and --worker need a gateway: Ray's table knows none of it",
-        fix=f"raydebug attach ID{option}, or start the job on a cluster of `raydebug up`",
-    )
-
-
 def _attach_stock(
-    cluster: Cluster, option: str, target: str | None, commands: Sequence[str], timeout: float | None, *, steal: bool
+    cluster: Cluster, target: str | None, commands: Sequence[str], timeout: float | None, *, steal: bool
 ) -> int:
     from raydebug.client.gateway_client import fetch_pauses
     from raydebug.console.attach import attach_pause
     from raydebug.console.unmanaged_session import UnmanagedCluster
 
-    chosen = target or _choose(fetch_pauses(cluster), option)
+    chosen = target or _choose(fetch_pauses(cluster))
     unmanaged = UnmanagedCluster(lambda: fetch_pauses(cluster))
     return attach_pause(unmanaged, chosen, cluster=cluster.name, commands=commands, timeout_s=timeout, steal=steal)
 
@@ -234,13 +224,13 @@ def _no_process(option: str, cause: str) -> RaydebugError:
     return UsageError(f"{option} names no process", cause=cause, fix=fix)
 
 
-def _choose(pauses: list[ListedPause], option: str) -> str:
+def _choose(pauses: list[ListedPause]) -> str:
     from raydebug.console.attach import choose_pause
 
     waiting = [pause for pause in pauses if pause["state"] == "waiting"]
     if len(waiting) > 1:
         _show_table(waiting, to_stderr=True)
-    return choose_pause(pauses, option)
+    return choose_pause(pauses)
 
 
 def _selection(target: str | None, ranks: str | None, job: str | None, *, steal: bool) -> Selection | None:

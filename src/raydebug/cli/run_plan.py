@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from raydebug.check.config import Need
-from raydebug.cluster.state import Cluster, name_option
+from raydebug.cluster.state import Cluster
 from raydebug.commands.trainings import Reading
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.jobs.stop_options import WITH_PAUSES, tripwire_variables
@@ -150,16 +150,15 @@ def _fit_gpus(options: RunOptions, facts: Facts) -> int:
         return need.gpus
     if gpus is None or need.gpus <= gpus:
         return gpus or 0
-    named = name_option(options.name)
     if cluster is None:
         why = facts.why_so_many
-        more = f"--gpus {need.gpus}, or `raydebug up{named} --gpus {need.gpus}` first"
+        more = f"--gpus {need.gpus}, or `raydebug up --gpus {need.gpus}` first"
         fix = more if need.on_cpu else f"run it where there are as many GPUs, or for logical ones {more}"
     elif cluster.owner:  # `down` would end the job of that run
         why = f"it was started for another `raydebug run` (pid {cluster.owner})"
         fix = "another name (--name NAME) for a cluster of its own"
     else:
-        why, fix = "its nodes have no more", f"`raydebug down{named}`, then `raydebug up{named} --gpus N`"
+        why, fix = "its nodes have no more", f"`raydebug down`, then `raydebug up --gpus {need.gpus}`"
     per_node, nodes = need.keys
     raise UsageError(
         f"the command asks for {need.gpus} GPUs, cluster '{options.name}' has {gpus}",
@@ -202,6 +201,6 @@ def _detached_alone(name: str, cluster: Cluster | None) -> RaydebugError:
     return UsageError(
         "--detach needs a cluster that stays",
         cause=why,
-        fix=f"raydebug up{name_option(name)}, then the same command again",
+        fix="raydebug up, then the same command again",
         code="run.detach-alone",
     )

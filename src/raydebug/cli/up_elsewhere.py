@@ -81,16 +81,15 @@ def _join_dashboard(options: UpOptions, address: str, through: str | None, *, as
 
 def _way_to_head(cluster: Cluster) -> str:
     """Return what to do where there is no way to the head, in words."""
-    from raydebug.cluster.state import name_option
     from raydebug.cluster.tunnel import LOG
 
     log = f"all that it says: {cluster.folder / LOG}"
-    head, port, name = cluster.remote.head, cluster.remote.client_port, name_option(cluster.name)
-    again = f"`raydebug up --join {cluster.remote.join_url}{name}"
+    head, port = cluster.remote.head, cluster.remote.client_port
+    again = f"`raydebug up --join {cluster.remote.join_url}"
     fix = f"{again} --through 'ssh {head}'`, or keep `ssh -N -L {port}:127.0.0.1:{port} {head}` open and join again"
     if cluster.remote.through:
         fix = f"{again} --through COMMAND` with one that works; {log}"
-    return f"{fix}; `raydebug down{name}` leaves the cluster"
+    return f"{fix}; `raydebug down` leaves the cluster"
 
 
 def _reach_gateway(cluster: Cluster, options: UpOptions, on_phase: Callable[[str], None]) -> Cluster:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import h11
 
 from raydebug.cluster.known_folders import copies_on, with_local_names
-from raydebug.cluster.state import Cluster, name_option
+from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol import messages
 from raydebug.protocol.client_handshake import MAX_BYTES, ClientHandshake, NotProven, is_whole
@@ -79,15 +79,14 @@ def request(
         raise RaydebugError(
             f"the gateway of cluster '{cluster.name}' does not answer",
             cause=f"{method} http://{where}{path}: {error or type(error).__name__}",
-            fix=f"see what is wrong with `raydebug ps{name_option(cluster.name)}`"
-            + (f"; {cluster.repair}" if cluster.repair else ""),
+            fix="see what is wrong with `raydebug ps`" + (f"; {cluster.repair}" if cluster.repair else ""),
             code="gateway.no-answer",
             exit_code=Exit.SESSION_LOST,
         ) from error
     if status != 200:
         refused = document.get("error", {})
-        up = f"up --join {cluster.remote.join_url}{name_option(cluster.name)}" if cluster.is_joined else "up"
-        restart = f"if its version differs, restart it with `raydebug down{name_option(cluster.name)}` and `{up}`"
+        up = f"raydebug up --join {cluster.remote.join_url}" if cluster.is_joined else "raydebug up"
+        restart = f"if its version differs, restart it with `raydebug down` and `{up}`"
         raise RaydebugError(
             f"the gateway of cluster '{cluster.name}' refused a request",
             cause=f"{method} {path}: {refused.get('message', status)}",
@@ -311,7 +310,7 @@ def set_breaks(cluster: Cluster, breaks: list[BreakpointSpec], *, job: str | Non
         raise RaydebugError(
             f"the gateway of cluster '{cluster.name}' did not set the breakpoints",
             cause=f"it was given {len(breaks)} and answered with {len(added)}",
-            fix=f"try again; see what is wrong with `raydebug ps{name_option(cluster.name)}`",
+            fix="try again; see what is wrong with `raydebug ps`",
             code="gateway.breaks",
         )
     return [{**ids, **spec} for ids, spec in zip(added, breaks, strict=True)]  # files have their names of the nodes

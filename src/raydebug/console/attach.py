@@ -26,12 +26,8 @@ from raydebug.settings.files import state_dir
 STOP_TIMEOUT_S = 60.0  # of a script
 
 
-def choose_pause(pauses: Sequence[ListedPause], suffix: str = "") -> str:
-    """Return the id of the only waiting pause.
-
-    Args:
-        pauses: those of the cluster.
-        suffix: the option that names the cluster in suggested commands: "" or " --name NAME".
+def choose_pause(pauses: Sequence[ListedPause]) -> str:
+    """Return the id of the only waiting pause of a cluster.
 
     Raises:
         RaydebugError: no pause waits, or several do; the fix says how to choose.
@@ -44,7 +40,7 @@ def choose_pause(pauses: Sequence[ListedPause], suffix: str = "") -> str:
         raise RaydebugError(
             "no pause waits to be attached",
             cause=f"the gateway lists no waiting pause{held}",
-            fix=f"`raydebug attach next{suffix}` waits for the next one",
+            fix="`raydebug attach next` waits for the next one",
             code="pause.none",
         )
     ids = ", ".join(str(pause["id"]) for pause in waiting[:8])
@@ -52,7 +48,7 @@ def choose_pause(pauses: Sequence[ListedPause], suffix: str = "") -> str:
     raise UsageError(
         f"{len(waiting)} pauses wait, and no ID says which one",
         cause=f"waiting: {ids}{', ...' if len(waiting) > 8 else ''}",
-        fix=f"name one: {one}{suffix}; all at one prompt: raydebug attach all{suffix}",
+        fix=f"name one: {one}; all at one prompt: raydebug attach all",
         code="pause.ambiguous",
     )
 

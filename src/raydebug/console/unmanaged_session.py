@@ -56,7 +56,7 @@ class UnmanagedCluster(NamedTuple):
                 raise RaydebugError(
                     f"there is no pause '{target[:40]}'",
                     cause=f"Ray's worker table has {', '.join(p['id'] for p in pauses[:8]) or 'no paused worker'}",
-                    fix="list them with `raydebug paused --address ...`; what a debugger holds is not in that table",
+                    fix="list them with `raydebug paused`; what a debugger holds is not in that table",
                     code="pause.unknown",
                 )
             await asyncio.sleep(POLL_PERIOD_S)
@@ -186,7 +186,7 @@ class UnmanagedSession(DebugSession):
         return RaydebugError(
             f"the session ended: process {pid} is gone",
             cause=self._why_ended or "its debugger closed the connection without a reason",
-            fix="list what is paused now with `raydebug paused --address ...`",
+            fix="list what is paused now with `raydebug paused`",
             code="session.process-gone",
             exit_code=Exit.SESSION_LOST,
         )

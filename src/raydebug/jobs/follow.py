@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from raydebug import render
 from raydebug.client.gateway_client import name_owner, name_place, name_reason
 from raydebug.cluster.dashboard import Dashboard
-from raydebug.cluster.state import Cluster, name_option
+from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 from raydebug.jobs import resource_requests
 from raydebug.jobs.certificate import BACK, FOLLOWED
@@ -67,7 +67,7 @@ async def _follow(cluster: Cluster, submission_id: str, explain: Explain, watch:
         cluster,
         submission_id,
         on_log=show,
-        on_pause=lambda pause: _announce(pause, cluster.name),
+        on_pause=_announce,
         on_pauses=recorder.take_pauses,
     )
     recording = [
@@ -200,12 +200,12 @@ def _give_up(cluster: Cluster, submission_id: str, recorder: Recorder, refusal: 
     recorder.end("STOPPED", refusal.exit_code, first)
 
 
-def _announce(pause: ListedPause, name: str) -> None:
+def _announce(pause: ListedPause) -> None:
     what = ": ".join(filter(None, (pause["kind"], name_reason(pause))))
     render.say(render.visible(f"paused {pause['id']}  {name_place(pause)}  ({what}; {name_owner(pause)})", keep=""))
     for line in history_lines(pause.get("tripwire")):
         render.say(render.visible(line, keep=""))
-    render.say(f"next: {render.command('raydebug', 'attach', pause['id'])}{name_option(name)}")
+    render.say(f"next: {render.command('raydebug', 'attach', pause['id'])}")
 
 
 def _say_deaths(recorder: Recorder, found: Sequence[Certificate]) -> None:

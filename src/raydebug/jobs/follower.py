@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from raydebug import render
 from raydebug.client.gateway_client import fetch_pauses, forget_job
 from raydebug.cluster.dashboard import ENDED, Dashboard, JobInfo
-from raydebug.cluster.state import Cluster, name_option
+from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError
 from raydebug.jobs import resource_requests
 from raydebug.jobs.logs import DRIVER, Source, find_sources
@@ -122,7 +122,7 @@ class Follower:
 
     async def _wait_for_end(self) -> JobInfo:
         pace = Pace(self.cluster, STATUS_POLL_S)
-        again = command("raydebug", "job", "logs", "-f", self.submission_id) + name_option(self.cluster.name)
+        again = command("raydebug", "job", "logs", "-f", self.submission_id)
         patience = Patience(self.cluster, "Ray's dashboard", f"the job goes on; follow it again: {again}")
         while True:
             try:

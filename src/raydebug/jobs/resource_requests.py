@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from raydebug.cluster.dashboard import Dashboard, GroupRow, NodeRow, TaskRow
-from raydebug.cluster.state import Cluster, name_option
+from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 
 SHOWN = ("CPU", "GPU", "memory")  # shown of a node; a request is shown whole
@@ -115,10 +115,9 @@ def describe_resources(resources: Resources) -> str:
 
 def unsatisfiable(cluster: Cluster, wanted: str, there: str) -> Unsatisfiable:
     """Return the error for a request that was found."""
-    up = f"raydebug up{name_option(cluster.name)} --gpus N --cpus N"
-    anew = f"{up}, then the same command again"
-    if not cluster.owner:  # one that `run` has started for the job ends with it
-        anew = f"raydebug down{name_option(cluster.name)}, then {up}"
+    up = "raydebug up --gpus N --cpus N"
+    # One that `run` has started for the job ends with it.
+    anew = f"{up}, then the same command again" if cluster.owner else f"raydebug down, then {up}"
     return Unsatisfiable(
         f"the job asks for {wanted}, which cluster '{cluster.name}' can never give",
         cause=f"it has {there}",
