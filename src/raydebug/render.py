@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MINUS = "\N{MINUS SIGN}"
 PIPE_WIDTH = 200  # characters of a table where the output is no terminal
+IDS = ("id", "ip", "job", "node", "pid", "worker")  # columns whose cells are copied into a command
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # ECMA-48 SGR, the only control sequence that a terminal may be sent
 _SGR_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _MARKS = "\u061c\u200e\u200f"  # bidi marks that have the direction of a letter (UAX 9)
@@ -281,30 +282,35 @@ def console(*, to_stderr: bool = False) -> Console:
     return Console(stderr=to_stderr, highlight=False)
 
 
-def table(title: str | None, columns: list[str], rows: list[list[str]], *, to_stderr: bool = False) -> None:
-    """Print rows as a table on stdout (or stderr), no wider than the terminal: long cells are folded.
+def table(columns: list[str], rows: list[list[str]], *, title: str = "", to_stderr: bool = False) -> None:
+    """Print rows as a table on stdout (or stderr), no wider than the terminal where its ids leave room for it.
 
-    rich draws none: importing it would be a quarter of the time of `raydebug paused`.
+    An id stays whole, a command is cut to one line, other long cells are folded. rich draws none: importing it would be
+    a quarter of the time of `raydebug paused`.
     """
     stream = sys.stderr if to_stderr else sys.stdout
+    in_unicode = (stream.encoding or "utf-8").lower().startswith("utf")
     room = (shutil.get_terminal_size().columns if stream.isatty() else PIPE_WIDTH) - 3 * len(columns) + 1
     cells = [[visible(cell).expandtabs().split("\n") for cell in row] for row in [columns, *rows]]
     widths = [min(room, max(1, *map(_width, itertools.chain(*column)))) for column in zip(*cells, strict=True)]
-    while sum(widths) > room and max(widths) > 1:
-        widths[widths.index(max(widths))] -= 1
-    whole = sum(widths) + 3 * (len(widths) - 1)
+    shrinking = [at for at, name in enumerate(columns) if name not in IDS]
+    while sum(widths) > room and any(widths[at] > 1 for at in shrinking):
+        widths[max(shrinking, key=widths.__getitem__)] -= 1
     lines: list[str] = []
     for row in cells:
         folded = [_folded(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for at in (at for at, name in enumerate(columns) if name == "command" and folded[at][1:]):
+            cut = "\N{HORIZONTAL ELLIPSIS}" if in_unicode else "~"
+            folded[at] = [_folded(row[at], widths[at] - 1)[0] + cut]
         for parts in itertools.zip_longest(*folded, fillvalue=""):
             padded = (part + " " * (width - _width(part)) for part, width in zip(parts, widths, strict=True))
-            lines.append("   ".join(padded))
+            lines.append("   ".join(padded).rstrip())
         if row is cells[0]:
-            in_unicode = (stream.encoding or "utf-8").lower().startswith("utf")
             lines = [Paint(colour_wanted(stream))(line, "bold") for line in lines]
-            lines.append(("\N{BOX DRAWINGS LIGHT HORIZONTAL}" if in_unicode else "-") * whole)
-    lines = [" " * whole, *lines, " " * whole]
-    stream.write("".join([*([] if title is None else [title + "\n"]), *(f" {line} \n" for line in lines)]))
+            ruled = sum(widths) + 3 * (len(widths) - 1)
+            lines.append(("\N{BOX DRAWINGS LIGHT HORIZONTAL}" if in_unicode else "-") * ruled)
+    lines = [*filter(None, [title]), "", *(f" {line}" for line in lines), ""]
+    stream.write("".join(f"{line}\n" for line in lines))
     stream.flush()
 
 

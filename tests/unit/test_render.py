@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from raydebug import render
+from raydebug.cli.app import whole_app
 from raydebug.errors import Exit, RaydebugError
 from raydebug.render import visible, visible_log
 
@@ -68,17 +69,36 @@ def test_a_table(name, columns, rows, width, drawn, monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(render, "PIPE_WIDTH", width)
-    render.table(None, columns, rows)
-    assert stream.getvalue() == "".join(f" {line} \n" for line in drawn.split("|"))
+    render.table(columns, rows)
+    assert stream.getvalue() == "".join(f" {line}".rstrip() + "\n" for line in drawn.split("|"))
+
+
+@pytest.mark.parametrize(("columns", "command"), [(80, "python train"), (200, "python train.py " + "trainer.x=1 " * 9)])
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_an_id_is_whole(columns, command, is_terminal, monkeypatch):
+    """A row with a long command is one line: its id is whole, its command cut; no line ends with blanks."""
+    stream = io.StringIO()
+    stream.isatty = lambda: is_terminal  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(render, "PIPE_WIDTH", columns)
+    row = ["raydebug-204038-39e757", "succeeded", "11-28 20:40", "3m12s", "python train.py " + "trainer.x=1 " * 20]
+    render.table(["id", "status", "began (UTC)", "took", "command"], [row])
+    lines = stream.getvalue().split("\n")
+    assert [line.rstrip() for line in lines] == lines
+    assert max(map(len, lines)) <= columns
+    assert len(lines) == 6
+    assert lines[3].startswith(f" {row[0]}   succeeded   11-28 20:40   ")
+    assert command in lines[3]
+    assert lines[3].endswith("\N{HORIZONTAL ELLIPSIS}")
 
 
 def test_a_table_on_a_pipe_does_not_load_rich():
     """A list of pauses in a script does not pay 40 ms for rich."""
-    program = (
-        "import sys; from raydebug import render; render.table(None, ['id'], [['1']]); print('rich' in sys.modules)"
-    )
+    program = "import sys; from raydebug import render; render.table(['id'], [['1']]); print('rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "    \n id \n ── \n 1  \n    \nFalse\n"
+    assert done.stdout == "\n id\n ──\n 1\n\nFalse\n"
 
 
 def test_json_has_no_nan(capsys):
@@ -107,3 +127,37 @@ def test_a_status_text_is_no_markup(monkeypatch):
 def test_suggested_commands() -> None:
     """A command that a line suggests has the name of the verb's cluster."""
     assert doctest.testmod(render).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "at"),
+    [
+        ("next: raydebug attach 3", "next: raydebug attach --name b 3", "next: raydebug attach --address U 3"),
+        ("`raydebug down`, then `raydebug up`", "`raydebug down --name b`, then `raydebug up --name b`", None),
+        ("raydebug down, then raydebug up --name c", "raydebug down --name b, then raydebug up --name c", None),
+        ("raydebug run -- x --name c", "raydebug run --name b -- x --name c", None),
+        ("fix: raydebug job logs x; see `raydebug job`", "fix: raydebug job logs --name b x; see `raydebug job`", None),
+        ("raydebug open, raydebug report --list", None, None),
+    ],
+)
+def test_the_option_of_a_suggested_command(text, named, at):
+    """Each command of a line that takes it gets the verb's --name, or its --address; a named one is left as it is."""
+    try:
+        render.suggest_for("b")
+        assert render.suggested(text) == (named or text)
+        render.suggest_at("U")
+        assert render.suggested(text) == (at or text)
+    finally:
+        render.suggest_for("default")
+    assert render.suggested(text) == text
+
+
+def test_verbs_of_a_cluster():
+    """Exactly the verbs that take --name get it where they are suggested."""
+    from typer.main import get_command
+
+    commands = get_command(whole_app()).commands  # type: ignore[attr-defined]
+    groups = {name: [*getattr(command, "commands", {name: command}).values()] for name, command in commands.items()}
+    options = {name: {word for one in group for it in one.params for word in it.opts} for name, group in groups.items()}
+    hidden = {"mcp"}  # started by an agent
+    assert {name for name, found in options.items() if "--name" in found} - hidden == {*render.OF_A_CLUSTER}

@@ -58,7 +58,7 @@ def list_breaks(name: Name = "default", as_json: Json = False) -> None:
         [b["id"], b["where"], describe(b["policy"] or {}), b["job"] or "all jobs", describe_break_states(b)]
         for b in breaks
     ]
-    render.table(None, ["id", "where", "only if", "job", "processes"], rows)
+    render.table(["id", "where", "only if", "job", "processes"], rows)
 
 
 @app.command()

@@ -174,7 +174,7 @@ def _read_ahead(target: Target, *, as_json: bool) -> None:
     if not rows:
         render.say("the command names no file that is here")
         return
-    render.table(None, ["file", "size", "state"], rows)
+    render.table(["file", "size", "state"], rows)
     total = sum(file["read_bytes"] for file in files)
     render.out(f"read {_size(total)} in {seconds:.1f} s, {total / max(seconds, 1e-3) / 1e6:.0f} MB/s")
 

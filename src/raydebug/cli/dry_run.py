@@ -85,7 +85,7 @@ def _print(profile: str, document: dict[str, Any]) -> None:
         [c["key"], f"{c['old']} -> {'(taken out)' if c['new'] is None else c['new']}", c["why"], c["saving"]]
         for c in document["changes"]
     ]
-    render.table(None, ["key", "change", "why", "saves"], rows)
+    render.table(["key", "change", "why", "saves"], rows)
     for made in document["made"]:
         render.say(f"made when it runs: {made['target']}")
     if document["missing"]:

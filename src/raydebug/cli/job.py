@@ -55,7 +55,7 @@ def list_jobs(name: Name = "default", as_json: Json = False) -> None:
         took = "?" if started is None else render.duration(ended - started, whole=True)
         exit_code = "" if job["exit_code"] is None else str(job["exit_code"])
         rows.append([job["id"], job["status"], took, exit_code, job["command"]])
-    render.table(None, ["id", "status", "took", "exit", "command"], rows)
+    render.table(["id", "status", "took", "exit", "command"], rows)
     render.say(f"next: {render.command('raydebug', 'job', 'logs', jobs[-1]['id'])}")
 
 

@@ -134,8 +134,7 @@ def _show(looks: list[Look], *, as_json: bool, name: str) -> None:
                 render.out(render.visible(gpu_line(gpu)))
         rows = [process_row(process) for process in shown["processes"] if process["node"] == node["node"]]
         used = [at for at in range(len(COLUMNS)) if any(row[at] for row in rows)]
-        cells = [[render.visible(row[at]) for at in used] for row in rows]
-        render.table(None, [COLUMNS[at] for at in used], cells)
+        render.table([COLUMNS[at] for at in used], [[row[at] for at in used] for row in rows])
     if len(shown["processes"]) == 1:
         for holder in shown["processes"][0]["holders"][:10]:
             render.out(render.visible(f"  {holder_text(holder)}"))

@@ -95,7 +95,7 @@ def _show(found: Sequence[SnapshotFile], *, to_stderr: bool = False) -> None:
     groups = describe_groups(found)
     groups[0]["at"] += " first"
     rows = [[group[name] for name in ("pick", "exception", "where", "who", "at", "id")] for group in groups]
-    render.table(None, ["", "exception", "where", "who", "at", "id"], rows, to_stderr=to_stderr)
+    render.table(["", "exception", "where", "who", "at", "id"], rows, to_stderr=to_stderr)
 
 
 # raydebug snapshot

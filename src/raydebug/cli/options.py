@@ -79,18 +79,11 @@ NameAsGiven = Annotated[str, _name_option("'default'", lambda _: False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
-def _suggest_at(address: str | None) -> str | None:
-    if address is not None:
-        render.suggest_at(address)
-    return address
-
-
 Address = Annotated[
     str | None,
     typer.Option(
         "--address",
         metavar="URL",
-        callback=_suggest_at,
         help="A Ray cluster that raydebug did not start, by its dashboard: http://HEAD:8265. Its token is looked for"
         " where Ray looks.",
     ),

@@ -92,7 +92,10 @@ def paused(
 def _find(name: str, address: str | None) -> Cluster:
     from raydebug.cluster.find import cluster_at, load_cluster
 
-    return load_cluster(name) if address is None else cluster_at(address)
+    if address is None:
+        return load_cluster(name)
+    render.suggest_at(address)
+    return cluster_at(address)
 
 
 def _show_table(pauses: list[ListedPause], *, to_stderr: bool = False) -> None:
@@ -103,7 +106,7 @@ def _show_table(pauses: list[ListedPause], *, to_stderr: bool = False) -> None:
         place, reason, owner = name_place(pause), name_reason(pause), name_owner(pause)
         since = render.duration(pause["since_s"], whole=True)
         rows.append([pause["id"], pause["kind"] or "?", place, reason, owner, since, pause["state"]])
-    render.table(None, ["id", "kind", "where", "reason", "who", "since", "state"], rows, to_stderr=to_stderr)
+    render.table(["id", "kind", "where", "reason", "who", "since", "state"], rows, to_stderr=to_stderr)
 
 
 def attach(

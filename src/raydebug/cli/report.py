@@ -92,7 +92,7 @@ def _compare(first: Run, second: Run, *, as_json: bool) -> None:
         differences = [asdict(each) for each in find_differences(first, second)]
         render.out_json({"version": 1, "runs": [first.document, second.document], "differences": differences})
         return
-    render.table(None, ["", first.id, second.id, "change"], compare(first, second))
+    render.table(["", first.id, second.id, "change"], compare(first, second))
 
 
 def _write(run: Run, output: Path | None, *, opens: bool, follow: bool) -> None:
@@ -150,6 +150,6 @@ def _list(runs: Sequence[Run], *, as_json: bool) -> None:
     if not runs:
         render.say("no run is recorded: `raydebug run -- COMMAND` records one")
         return
-    rows = [[r.id, r.status, moment(r.started), duration(r.took_s), " ".join(r.command)[:80]] for r in runs]
-    render.table(None, ["id", "status", "started", "took", "command"], rows)
+    rows = [[r.id, r.status, moment(r.started)[5:16], duration(r.took_s), " ".join(r.command)] for r in runs]
+    render.table(["id", "status", "began (UTC)", "took", "command"], rows)
     render.say(f"next: {render.command('raydebug', 'report', runs[-1].id)}")

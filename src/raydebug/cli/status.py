@@ -143,8 +143,11 @@ def ps(
         own = [f"{m['debugger']} in {m['for']}" for m in document["modes"] if m["from"] == "raydebug run --debugger"]
         if own:
             render.out(render.visible(f"debugger   {', '.join(own)} (raydebug run --debugger)", keep=""))
-        rows = [[str(n[k] or "") for k in ("role", "ip", "state", "node_id", "reason")] for n in document["nodes"]]
-        render.table(None, ["role", "ip", "state", "node", "reason"], rows)
+        keys = ("role", "ip", "state", "node_id", "reason")
+        rows = [[str(node[key] or "") for key in keys] for node in document["nodes"]]
+        for row in rows:
+            row[3] = row[3][:12]  # of 56 digits
+        render.table(["role", "ip", "state", "node", "reason"], rows)
         alive = {node["node_id"]: node["ip"] for node in document["nodes"] if node["state"] == "alive"}
         if without := state.without_token(cluster, alive):
             render.say(f"note: {without}")
@@ -182,7 +185,7 @@ def _show_processes(cluster: Cluster, *, as_json: bool) -> None:
         who = name if program in ("", name) else f"{name}: {program}"
         worker, job = (process["worker_id"] or "")[:12], process["job"] or ""
         rows.append([str(process["pid"]), str(process["ip"]), worker, job, who, state])
-    render.table(None, ["pid", "ip", "worker", "job", "who", "at"], rows)
+    render.table(["pid", "ip", "worker", "job", "who", "at"], rows)
     pid = render.command("raydebug", "attach", "--pid", pid_option(processes[0]))
     render.say(f"next: {pid}")
 
@@ -191,7 +194,7 @@ def _show_pool(pool: dict[str, Any]) -> None:
     """Show the pre-forked processes, and how many processes did not start from them."""
     columns = ["zygote", "pid", "state", "modules", "MiB own", "MiB shared", "served", "running"]
     keys = ("number", "pid", "state", "modules", "own_mib", "shared_mib", "served", "running")
-    render.table("pool", columns, [[str(z[key]) for key in keys] for z in pool["zygotes"]])
+    render.table(columns, [[str(z[key]) for key in keys] for z in pool["zygotes"]], title="pool")
     for zygote in pool["zygotes"]:
         for left_out in [*zygote["left_out"], *([zygote["reason"]] if zygote["reason"] else [])]:
             render.say(f"zygote {zygote['number']}: {left_out}")
