@@ -95,8 +95,8 @@ def test_mended_and_tried_again(project: Path, environment: dict[str, str]) -> N
 
     code, said = attempt(FAILING)
     assert code == 1, said
-    words = r"diagnosis: ValueError in the program at \S*reward.py:3 .*; ValueError: no answer in it"
-    assert re.search(words, said), said
+    words = r"^ValueError: no answer in it\n  raised by .*, at \S*reward.py:3$"
+    assert re.search(words, said, re.MULTILINE), said
     assert "the small run failed with code 1" in said
     assert "next: raydebug try --debugger post-mortem -- bash train.sh" in said
     code, said = attempt(FAILING.replace('raise ValueError("no answer in it")', "return 0.0"))

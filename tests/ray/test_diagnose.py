@@ -7,6 +7,7 @@ import json
 import pytest
 
 from raydebug.cluster.state import Cluster
+from raydebug.runs.folder import load_run
 from runs import Run, raydebug
 
 WORKER_FAILS = """
@@ -24,8 +25,9 @@ def test_failed_job(run, cluster: Cluster) -> None:
     """`run` names cause and fix of a job that fails in a worker; `diagnose` shows its line and its snapshot."""
     job: Run = run("--", "python", "-c", WORKER_FAILS)
     said = job.end(code=1)
-    assert "diagnosis: a package is not installed where it is imported (missing-python-package)" in said, said
-    job_id = next(line for line in said.splitlines() if line.startswith("next: raydebug diagnose ")).rpartition(" ")[2]
+    assert "a package is not installed where it is imported (missing-python-package)" in said, said
+    assert said.endswith("next: raydebug open\n")
+    job_id = load_run("last").id
     done = raydebug("diagnose", job_id, "--name", cluster.name, "--json")
     document = json.loads(done.stdout)
     first = document["diagnoses"][0]

@@ -17,7 +17,12 @@ def test_a_job_that_crashed(run):
     """The command in the job's log opens the crash with its frame and locals; the report lists it."""
     job: Run = run("--debugger", "off", "--", "python", "crashes.py", "actor")
     text = job.end(1)
-    found = re.search(r"look at it with: raydebug open (\S+)", text)
+    end = (
+        r"\nValueError: boom in actor\n  raised by .*, at \S*crashes.py:\d+\n    raise ValueError\(.*\)\n"
+        r"next: raydebug open\n"
+    )
+    assert re.search(f"{end}$", text), text
+    found = re.search(r"^job (raydebug-\S+):", text, re.MULTILINE)
     assert found, text
     done = raydebug("open", found[1], "-x", "p value", "-x", "u", "-x", "w", "-x", "p self")
     assert done.returncode == 0, done.stderr

@@ -159,9 +159,9 @@ def plant(cluster: Cluster, kind: str) -> dict[str, Any]:
             run.process.wait(30)
         document, output = load_run("last").document, run.text
         ended = fetch_deaths(cluster, document["id"])
-        said = [line.removeprefix("death: ") for line in output.splitlines() if line.startswith("death: ")]
-        told = [line for line in output.splitlines() if line.startswith(("diagnosis", "  ", "fix"))]
     certificates = document.get("deaths", [])
+    said = [one["text"] for one in certificates if one["text"] in output]
+    told = output[output.rfind(f"job {document['id']} ") :].splitlines()
     first = next((one for one in certificates if one["pid"] == int(pid)), next(iter(certificates), {}))
     if kind in ("cgroup-oom", "ray-oom"):  # it has begun to take memory then
         at = next((one["at"] for one in ended if one.get("pid") == int(pid)), at)
@@ -177,7 +177,7 @@ def first_word(run: runs.Run) -> float | None:
     limit = time.monotonic() + 40
     while time.monotonic() < limit:
         has_ended = run.process.poll() is not None
-        if "death:" in run.text:
+        if "death:" in run.text or "process-death" in run.text:
             return time.time()
         if has_ended:
             return None

@@ -9,7 +9,7 @@ import pytest
 from test_failures import CASES, HEALTHY, say
 
 from raydebug.diagnose.answer import FAILURE, LoggedError, error_of
-from raydebug.diagnose.cause import diagnose
+from raydebug.diagnose.cause import USER_CODE, diagnose
 from raydebug.diagnose.events import EXCEPTION, read_events
 from raydebug.diagnose.read import Line, last_words, read_lines
 from raydebug.diagnose.run_diagnosis import failure_lines
@@ -226,10 +226,10 @@ def test_one_answer(name: str) -> None:
     record = first.as_first_error()
     certainty = "" if first.confidence == "exact" else f", {first.confidence}"
     words = f"{record['title']} ({first.name}{certainty}); {record['cause']}"
-    assert failure_lines(first, "job")[0] == f"diagnosis: {words}"
+    assert failure_lines(first)[0] == (record["cause"] if first.name == USER_CODE else words)
     assert f"First error{words}" in plain(run_page(read_document({**failed_run(), "first_error": record})))
     who = f"raised by {record['who']}" if record["kind"] != first.name else f"in {record['who']}"
-    text = "\n".join(failure_lines(first, "job"))
+    text = "\n".join(failure_lines(first))
     assert who in text
     assert record["place"] in text
 

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,6 +145,34 @@ def test_a_dashboard_that_is_away(dashboard: RayDashboard, verb: list[str]) -> N
         assert out == "line 2\n"
 
 
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/w/train.py", line 9, in update
+    scale = 1 / spread
+ZeroDivisionError: division by zero
+"""
+
+
+def test_the_end_of_a_failed_run(dashboard: RayDashboard, tmp_path: Path) -> None:
+    """What failed, where, its line of source and the next command are the last lines; on a terminal in colour."""
+    dashboard.print(TRACEBACK)
+    dashboard.end(1)
+    said = follow().communicate()[1]
+    end = (
+        f"job {JOB} failed: Job entrypoint command failed with exit code 1\n"
+        "ZeroDivisionError: division by zero\n  raised by driver, at /w/train.py:9\n    scale = 1 / spread\n"
+        "next: raydebug diagnose\n"
+    )
+    assert said == end
+    shutil.rmtree(tmp_path / "raydebug")
+    child = pexpect.spawn(sys.executable, [*FOLLOW], encoding="utf-8", timeout=20, env={**os.environ, "TERM": "xterm"})
+    child.expect(pexpect.EOF)
+    *_, job, what, _, _, step = child.before.replace("\r", "").splitlines()
+    assert job.startswith("\x1b[1;31mjob ")
+    assert what == "\x1b[1;31mZeroDivisionError: division by zero\x1b[0m"
+    assert step == "\x1b[1mnext: raydebug diagnose\x1b[0m"
+
+
 def test_ctrl_c_while_the_end_is_explained(dashboard: RayDashboard) -> None:
     """After the job's end Ctrl-C leaves with the job's code, whatever is still asked of a dashboard that hangs."""
     dashboard.hangs_at_end = True
@@ -243,9 +272,9 @@ def test_nohup(dashboard: RayDashboard) -> None:
     assert follower.wait() == 0
 
 
-@pytest.mark.parametrize(("answer", "stops"), [("\x03", 1), ("y\n", 1), ("n\n", 0)])
+@pytest.mark.parametrize(("answer", "stops"), [("\x03", 1), ("y\n", 1), ("n\n", 0), ("wait\nn\n", 0)])
 def test_ctrl_c_at_a_terminal(dashboard: RayDashboard, tmp_path: Path, answer: str, stops: int) -> None:
-    """Ctrl-C asks whether to stop the job; a second Ctrl-C stops it, and no Enter is waited for."""
+    """Ctrl-C asks whether to stop the job; a second Ctrl-C stops it, another word asks again."""
     dashboard.print("line 1\n")
     child = pexpect.spawn(sys.executable, [*FOLLOW], encoding="utf-8", timeout=20, env={**os.environ})
     child.expect("line 1")

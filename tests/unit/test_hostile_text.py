@@ -119,7 +119,7 @@ def test_verbs(verb: list[str], cluster: Cluster, capsys: pytest.CaptureFixture[
 
 def test_follower_and_debugger(capsys: pytest.CaptureFixture[str]) -> None:
     """The line of `run` about a pause, heading and ranks of the debugger, show no control character of any field."""
-    follow._announce(hostile(ListedPause), "default")
+    follow._announce(hostile(ListedPause))
     pause: Any = {**hostile(PauseRecord), "since_s": 1.0}
     text = heading(pause, exception=EVIL, function=EVIL, place=EVIL, depth="1", paint=render.Paint())
     frame = SimpleNamespace(path=EVIL, line=1, function=EVIL)

@@ -84,7 +84,7 @@ def test_resources_that_a_cluster_of_a_run_lacks() -> None:
     """Where `run` has started the cluster for the job, the fix is a larger one from `up`: there is none to end."""
     fix = resource_requests.unsatisfiable(cluster_of_a_run(), "4 GPUs", "1 node with 2 GPUs").fix
     assert fix == (
-        "let the program ask for less, or make the cluster larger: raydebug up --name mine --gpus N --cpus N, then the"
+        "let the program ask for less, or make the cluster larger: raydebug up --gpus N --cpus N, then the"
         " same command again"
     )
 

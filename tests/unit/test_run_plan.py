@@ -22,7 +22,7 @@ from raydebug.settings.debugger import recorder_variables, widened
 PPO = ["python", "-m", "verl.trainer.main_ppo"]
 OWN = ["python", "train.py"]
 KEYS = ("trainer.n_gpus_per_node", "trainer.nnodes")
-MORE = "--gpus 8, or `raydebug up --name mine --gpus 8` first"
+MORE = "--gpus 8, or `raydebug up --gpus 8` first"
 HERE = Path("/work/project")
 
 
@@ -49,17 +49,11 @@ def refusal(command: list[str], there: Cluster | None = None, **given: Any) -> s
     return str(refused.value)
 
 
-RAISED = "the time limits of torch and vLLM are raised to 24 h, so that a pause ends no job"
-
-
 def test_plan_of_a_training_without_options() -> None:
-    """A training without a cluster gets the default mode, wide time limits with a note, and a watch by its steps."""
+    """A training without a cluster gets the default mode, wide time limits, no note, and a watch by its steps."""
     found = plan(PPO)
     assert found.job == Job(PPO, "/workspace", variables=widened({}) | recorder_variables({}))
-    assert (found.mode, found.notes) == (
-        "breakpoint",
-        [f"note: {RAISED} (--keep-watchdogs leaves them)"],
-    )
+    assert (found.mode, found.notes) == ("breakpoint", [])
     assert found.watch is not None
     assert plan(["python", "train.py"]).notes == []
 
@@ -194,7 +188,7 @@ def test_detached_run_alone() -> None:
     assert refusal(PPO, detach=True) == (
         "error: --detach needs a cluster that stays\n"
         "cause: no cluster 'mine' runs, and the one that `run` brings up ends with it\n"
-        "fix: raydebug up --name mine, then the same command again"
+        "fix: raydebug up, then the same command again"
     )
     assert refusal(PPO, cluster(owner=4711), detach=True).splitlines()[1] == (
         "cause: a `run` (pid 4711) has started cluster 'mine', which ends with the last `run` that uses it"
@@ -226,7 +220,7 @@ def test_gpus_of_a_cluster_that_is_started() -> None:
         ),
         (
             True, cluster(), "its nodes have no more",
-            "`raydebug down --name mine`, then `raydebug up --name mine --gpus N`",
+            "`raydebug down`, then `raydebug up --gpus 8`",
         ),
         (  # `down` would end the other job
             True, cluster(owner=4711), "it was started for another `raydebug run` (pid 4711)",

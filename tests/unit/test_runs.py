@@ -415,6 +415,18 @@ def test_finding_a_run(tmp_path: Path) -> None:
     assert len(list_runs()) == 2
 
 
+def test_next_step_after_a_failure() -> None:
+    """A crash is opened, another failure is diagnosed; only a run that is not the last one is named."""
+    for number, name in enumerate(("r1", "r2")):
+        made = RunFolder(name)
+        made.write(Run(id=name, started=number))
+        os.utime(made.path / "run.json", (number, number))
+    made.add_snapshot("c1", b"")
+    assert run_folder.next_step("r2") == "next: raydebug open"
+    assert run_folder.next_step("r2", "--pick", "2") == "next: raydebug open --pick 2"
+    assert run_folder.next_step("r1") == "next: raydebug diagnose r1"
+
+
 def test_old_runs_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only so many folders of a kind are kept: the oldest go when a new one begins; checks push no run out."""
     monkeypatch.setattr(run_folder, "KEPT", 2)

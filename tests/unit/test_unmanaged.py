@@ -86,7 +86,7 @@ def test_pause_that_ray_lists():
 
 def test_attach_with_steal(monkeypatch: pytest.MonkeyPatch):
     """`attach --address URL ID --steal` is refused: nothing can be stolen there."""
-    monkeypatch.setattr(pauses, "_find", lambda *_: (SimpleNamespace(name="far"), ""))
+    monkeypatch.setattr(pauses, "_find", lambda *_: SimpleNamespace(name="far"))
     monkeypatch.setattr(gateway_client, "fetch_pauses", lambda _: [])
     with pytest.raises(RaydebugError, match="has nothing to steal"):
         pauses.attach("1", steal=True, address="http://127.0.0.1:1")

@@ -17,7 +17,7 @@ from raydebug.profile.load import BASE
 from raydebug.profile.rollouts import Rollouts
 from raydebug.protocol import variables
 from raydebug.protocol.records import BreakpointSpec
-from raydebug.settings.debugger import WIDE_S, choose_mode, recorder_variables, widened
+from raydebug.settings.debugger import choose_mode, recorder_variables, widened
 from raydebug.stacks.hang_watch import HangWatch
 
 
@@ -120,11 +120,7 @@ def plan_run(options: RunOptions, facts: Facts, environ: Mapping[str, str]) -> R
     watch = _watch_for_hangs(options, facts, in_force)
     debugging: dict[str, str] = {}
     if in_force != "off":
-        limits = {} if options.keep_watchdogs else widened(environ)
-        if limits and facts.reading.trainings:
-            raised = f"the time limits of torch and vLLM are raised to {WIDE_S // 3600} h, so that a pause ends no job"
-            notes.append(f"note: {raised} (--keep-watchdogs leaves them)")
-        debugging = limits | recorder_variables(environ)
+        debugging = ({} if options.keep_watchdogs else widened(environ)) | recorder_variables(environ)
     if options.gpu_history or options.profile_in_force == "debug":
         tripwires[variables.GPU_HISTORY] = "1"
     job = Job(

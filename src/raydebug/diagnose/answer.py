@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 
 from raydebug.diagnose.events import EXCEPTION, MENTION, Event
 from raydebug.diagnose.read import Line
@@ -34,6 +35,14 @@ class LoggedError:
     def title(self) -> str:
         """Its type and message on one line."""
         return f"{self.kind}: {self.text}" if self.text else self.kind
+
+    @property
+    def source_line(self) -> str:
+        """The line of source at its place, as the traceback has it; empty without."""
+        file, _, number = self.place.rpartition(":")
+        at = f'File "{file}", line {number}, in '
+        after = [below.strip() for row, below in pairwise(self.traceback) if at in row]
+        return next((line for line in reversed(after) if not line.startswith('File "')), "")
 
 
 def error_of(lines: Sequence[Line], event: Event, name: str, process: str = "") -> LoggedError:

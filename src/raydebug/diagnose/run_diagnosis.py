@@ -16,7 +16,7 @@ from raydebug.diagnose.read import Line
 from raydebug.diagnose.scan import Kept, Stop, never
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol.secrets import scrubbed
-from raydebug.runs.folder import DOCUMENT, RECORD_BYTES_MAX, SNAPSHOTS, STACKS, load_run, read_run, runs_dir
+from raydebug.runs.folder import DOCUMENT, RECORD_BYTES_MAX, SNAPSHOTS, STACKS, load_run, next_step, read_run, runs_dir
 from raydebug.runs.record import Run
 from raydebug.settings.files import read_json
 from raydebug.snapshot.load import find_snapshots, group_same, name_processes
@@ -119,23 +119,25 @@ def explain_failure(dashboard: Dashboard, job: str) -> tuple[list[str], dict[str
     add_command(answer, run)
     is_finding = answer.first.confidence == EXACT and answer.first.name != HANG
     findings = [as_finding(answer.first)] if is_finding else []
-    return failure_lines(answer.first, job), answer.first.as_first_error(), findings
+    crash = next((related.command for related in answer.related if related.kind == "snapshot"), "")
+    steps = [next_step(job, *shlex.split(crash)[3:])]
+    if answer.first.command is not None:
+        steps.insert(0, f"next: {render.command('raydebug', 'run', '--again', job)}  (with this fix)")
+    return [*failure_lines(answer.first), *steps], answer.first.as_first_error(), findings
 
 
-def failure_lines(first: Diagnosis, job: str) -> list[str]:
-    """Return what `run` prints last of a job that failed."""
-    record, at = first.as_first_error(), first.evidence[0]
+def failure_lines(first: Diagnosis) -> list[str]:
+    """Return what `run` says of a failure: what it is, where, the line of source; of a known class line and fix too."""
+    record, at, error = first.as_first_error(), first.evidence[0], first.error
+    is_users = first.name == USER_CODE
     lines = [
-        f"diagnosis: {''.join(headline(record))}",
-        f"  {at.source}:{at.number}: {at.text.strip()[:EVIDENCE_CHARS]}",
+        record["cause"] if is_users else "".join(headline(record)),
         f"  {origin(record)}",
-        f"fix: {first.fix}",
+        f"    {error.source_line}" if error else "",
+        "" if is_users else f"  {at.source}:{at.number}: {at.text.strip()[:EVIDENCE_CHARS]}",
+        "" if is_users else f"fix: {first.fix}",
     ]
-    lines = [line for line in lines if line.strip() not in ("", "fix:")]
-    if first.command is not None:
-        lines.append(f"next: {render.command('raydebug', 'run', '--again', job)}  (with this fix)")
-    lines.append(f"next: {render.command('raydebug', 'diagnose', job)}")
-    return [scrubbed(line) for line in lines]
+    return [scrubbed(line) for line in lines if line.strip() not in ("", "fix:")]
 
 
 def as_finding(diagnosis: Diagnosis) -> dict[str, str]:

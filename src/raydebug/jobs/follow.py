@@ -22,6 +22,7 @@ from raydebug.jobs.recorder import Recorder
 from raydebug.jobs.submit import hide_command, words_of
 from raydebug.protocol.listings import ListedPause
 from raydebug.protocol.tripwires import history_lines
+from raydebug.runs.folder import next_step
 
 if TYPE_CHECKING:
     from raydebug.jobs.certificate import Certificate
@@ -158,20 +159,24 @@ def _take_signals() -> asyncio.Queue[signal.Signals]:
 
 
 async def _stop_wanted(signals: asyncio.Queue[signal.Signals]) -> bool:
-    """Ask once whether to stop the job; without a terminal, or at a second Ctrl-C, it is stopped."""
+    """Ask whether to stop the job, until the answer is yes or no; without a terminal, or at a second Ctrl-C, it is."""
     if not sys.stdin.isatty():
         return True
-    render.say("\nstop the job? [Y/n] ")
-    loop, answered = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(sys.stdin, answered.set)  # no thread: one that reads could not be left without an answer
-    answer, again = asyncio.ensure_future(answered.wait()), asyncio.ensure_future(signals.get())
-    await asyncio.wait({answer, again}, return_when=asyncio.FIRST_COMPLETED)
-    loop.remove_reader(sys.stdin)
-    answer.cancel()
-    if again.done():
-        return again.result() == signal.SIGINT
-    again.cancel()
-    return sys.stdin.readline().strip().lower() not in ("n", "no")
+    loop = asyncio.get_running_loop()
+    while True:
+        render.say("\nstop the job? [Y/n] ")
+        answered = asyncio.Event()
+        loop.add_reader(sys.stdin, answered.set)  # no thread: one that reads could not be left without an answer
+        answer, again = asyncio.ensure_future(answered.wait()), asyncio.ensure_future(signals.get())
+        await asyncio.wait({answer, again}, return_when=asyncio.FIRST_COMPLETED)
+        loop.remove_reader(sys.stdin)
+        answer.cancel()
+        if again.done():
+            return again.result() == signal.SIGINT
+        again.cancel()
+        word = sys.stdin.readline().strip().lower()
+        if word in ("", "y", "yes", "n", "no"):
+            return word not in ("n", "no")
 
 
 async def _stop(follower: Follower, following: asyncio.Future[Outcome], signals: asyncio.Queue[signal.Signals]) -> None:
@@ -223,31 +228,41 @@ def _say_deaths(recorder: Recorder, found: Sequence[Certificate]) -> None:
 
 
 def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder, explain: Explain) -> int:
+    """Say how a job ended; why it failed and what to type is one block, the last lines of a run."""
     recorder.end(outcome.status, outcome.exit_code, None)  # what follows may take long, and be cut off
-    if outcome.exit_code == 0:
-        seen = f" ({outcome.pauses} pauses)" if outcome.pauses else ""
-        render.say(f"job {outcome.submission_id} succeeded{seen}")
-    else:
-        reason = short_reason(outcome.message)
-        render.say(render.visible(f"job {outcome.submission_id} {outcome.status.lower()}: {reason}"))
     for finding in recorder.numbers.values():  # its first lines may be hours above
         render.say(render.visible(f"{finding.severity} [{finding.code}]: {finding.what}; {finding.why}", keep=""))
+    has_failed = outcome.exit_code != 0 and outcome.status != "STOPPED"  # which the user has asked for
+    seen = f" ({outcome.pauses} pauses)" if outcome.pauses else ""
+    ended = f"{outcome.status.lower()}{seen if outcome.exit_code == 0 else f': {short_reason(outcome.message)}'}"
+    _say_end([f"job {outcome.submission_id} {ended}"], is_error=has_failed)
     dashboard = Dashboard(cluster)
-    first = None
     recorder.read_changes(dashboard)
     recorder.take_snapshots(last=True)
     recorder.spans.end(dashboard)
-    has_failed = outcome.exit_code != 0 and outcome.status != "STOPPED"  # which the user has asked for
-    _say_deaths(recorder, recorder.deaths.at_end(dashboard, has_failed=has_failed))
+    deaths = recorder.deaths.at_end(dashboard, has_failed=has_failed)
+    first = None
     if has_failed:
         recorder.end(outcome.status, outcome.exit_code, None)
         lines, first, findings = _explained(explain, dashboard, outcome.submission_id)
-        for line in lines:
-            render.say(render.visible(line))
         recorder.take_findings(findings)
+        told = [f"death: {found.text}" for found in deaths[:1] if found.text not in "".join(lines)]
+        lines = lines or [next_step(outcome.submission_id)]
+        _say_end([*lines[:-1], *told, lines[-1]], is_error=len(lines) > 1)
+    elif crash := min(recorder.snapshots.values(), key=lambda found: found.get("at", 0.0), default=None):
+        where = f"{crash.get('exception')} in {crash.get('function') or '?'}"
+        _say_end([f"note: a process crashed: {where}", next_step(outcome.submission_id)], is_error=False)
     recorder.end(outcome.status, outcome.exit_code, first)
-    _say_snapshots(recorder, outcome.submission_id)
     return outcome.exit_code
+
+
+def _say_end(lines: Sequence[str], *, is_error: bool) -> None:
+    """Say lines about the end of a job; of a failure the first one and the next commands stand out."""
+    paint = render.Paint(render.colour_wanted(sys.stderr))
+    for at, line in enumerate(lines):
+        styles = ["bold"] if line.startswith("next: ") else ["bold", "red"] if is_error and at == 0 else []
+        shown = render.visible(render.suggested(line))
+        render.say_painted(paint(shown, *styles) if styles else shown)
 
 
 def _explained(explain: Explain, dashboard: Dashboard, job: str) -> Explanation:
@@ -267,13 +282,3 @@ def short_reason(message: str) -> str:
     if "actor died" in lines[0]:
         return " ".join([lines[0], *[line for line in lines[1:] if line and not line.startswith("\t")][:1]])
     return lines[0]
-
-
-def _say_snapshots(recorder: Recorder, submission_id: str) -> None:
-    found = sorted(recorder.snapshots.values(), key=lambda one: one.get("at", 0.0))
-    if found:
-        who = "" if found[0].get("rank") is None else f", rank {found[0]['rank']}"
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        what = found[0].get("exception") or f"pause at line {found[0].get('line')}"
-        text = f"snapshot of the crash: {what} in {found[0].get('function') or '?'}{who}{more}"
-        render.say(render.visible(f"{text}; look at it with: {render.command('raydebug', 'open', submission_id)}"))

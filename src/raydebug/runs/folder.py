@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from raydebug import render
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol.snapshot import SUFFIX
 from raydebug.runs.record import CHECK, Run, read_document
@@ -146,6 +147,18 @@ def find_folder(name: str = LAST, *, checks: bool = True) -> Path:
         fix="`raydebug report --list` shows them" if ids else "record one: raydebug run -- COMMAND",
         code="run.unknown",
     )
+
+
+def next_step(run_id: str, *pick: str) -> str:
+    """Return the line that says what to type after a run that failed: a crash is opened, any other failure diagnosed.
+
+    Args:
+        run_id: its id; the last run needs none.
+        pick: words that choose one of its crashes.
+    """
+    verb = "open" if any((runs_dir() / run_id / SNAPSHOTS).glob(f"*{SUFFIX}")) else "diagnose"
+    named = [folder.name for folder in _folders()[-1:]] != [run_id]
+    return f"next: {render.command('raydebug', verb, *([run_id] if named else []), *pick)}"
 
 
 def load_run(name: str = LAST, *, checks: bool = True) -> Run:
