@@ -111,6 +111,13 @@ _thread.start_new_thread(pool, ())
 LATER = POOL.replace(
     "_thread.start_new_thread(pool, ())", "threading.Timer(3, _thread.start_new_thread, (pool, ())).start()"
 )
+TWO_THREADS = (
+    HEAD
+    + "judge = threading.Thread(target=work, name='judge: 1')\njudge.start()\n"
+    + "def sleep():\n    time.sleep(600)\nthreading.Thread(target=sleep, name='sleeper', daemon=True).start()\n"
+    + READY
+    + "work()\njudge.join()\n"
+)
 NO_DEBUGPY = "import sys\nsys.modules['debugpy'] = None\n"
 OTHER_PYDEVD = (
     HEAD
@@ -226,6 +233,22 @@ async def test_stops_at_the_users_code(gateway, work, program):
         pause = await stop_and_go_on(gateway, f"pid:{program.pid}")
         assert pause["file"] == str(gateway.folder / "program0.py")
     assert end(gateway, program)[0] == "not traced\n"
+
+
+async def test_a_named_thread(gateway, work):
+    """The thread that is named pauses, and its place is told meanwhile, whatever the active one does."""
+    program = work(TWO_THREADS)
+    assert (await stop_and_go_on(gateway, f"pid:{program.pid}#judge: 1"))["thread"] == "judge: 1"
+    assert (await stop_and_go_on(gateway, f"pid:{program.pid}"))["thread"] == "MainThread"
+    session = await gateway.connect()
+    asking = session.send("attach", {"token": gateway.token, "target": f"pid:{program.pid}#sleeper"})
+    said = await session.next_event("output", timeout_s=20)
+    assert "its sleeper is at program0.py:" in str(said)
+    asking.cancel()
+    await session.close()
+    refused = await refusal(gateway, f"pid:{program.pid}#none")
+    assert "it has no thread 'none' now" in str(refused)
+    assert end(gateway, program)[0] == "not traced\n" * 2
 
 
 @pytest.mark.slow

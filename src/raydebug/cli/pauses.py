@@ -27,6 +27,7 @@ _TARGET_HELP = "A pause of `raydebug paused`, `next` (waits for it) or `all`. De
 _RANKS_HELP = "These ranks at one prompt, such as 0,3-5; those that pause later join."
 _JOB_HELP = "All pauses of this job at one prompt."
 _PID_HELP = "A process that works: it pauses at its next line. PID@IP where several nodes have that number."
+_THREAD_HELP = "With --pid or --worker: this thread of it, by its name in `raydebug stacks --all`."
 _WORKER_HELP = "The same, by the beginning of its Ray worker id."
 _TIMEOUT_HELP = "Limit of the wait for pauses, and of each wait for a stop with -x (there: 60)."
 
@@ -113,8 +114,9 @@ def attach(
     target: Annotated[str | None, typer.Argument(metavar="[ID|next|all]", help=_TARGET_HELP)] = None,
     ranks: Annotated[str | None, typer.Option("--ranks", metavar="RANKS", help=_RANKS_HELP)] = None,
     job: Annotated[str | None, typer.Option("--job", metavar="JOB", help=_JOB_HELP)] = None,
-    pid: Annotated[str | None, typer.Option("--pid", metavar="PID", help=_PID_HELP)] = None,
+    pid: Annotated[str | None, typer.Option("--pid", metavar="PID[@IP]", help=_PID_HELP)] = None,
     worker: Annotated[str | None, typer.Option("--worker", metavar="ID", help=_WORKER_HELP)] = None,
+    thread: Annotated[str | None, typer.Option("--thread", metavar="THREAD", help=_THREAD_HELP)] = None,
     execute: Execute = None,
     timeout: Annotated[
         float | None, typer.Option(min=0.0, callback=finite, metavar="SECONDS", help=_TIMEOUT_HELP)
@@ -142,7 +144,7 @@ def attach(
     from raydebug.console.attach import attach_group, attach_pause
     from raydebug.console.session import GatewayAddress
 
-    process = _process(pid, worker, others=(target, ranks, job))
+    process = _process(pid, worker, thread, others=(target, ranks, job))
     selection = _selection(target, ranks, job, steal=steal)
     cluster = _find(name, address)
     commands = execute or ()
@@ -205,21 +207,22 @@ def _attach_stock(
     return attach_pause(unmanaged, chosen, cluster=cluster.name, commands=commands, timeout_s=timeout, steal=steal)
 
 
-def _process(pid: str | None, worker: str | None, *, others: tuple[str | None, ...]) -> str | None:
-    """Return the process that is to be paused, in the gateway's words; None when a pause is meant."""
-    if pid is None and worker is None:
+def _process(pid: str | None, worker: str | None, thread: str | None, *, others: tuple[str | None, ...]) -> str | None:
+    """Return the process that is to be paused, or a thread of it, in the gateway's words; None if a pause is meant."""
+    if (pid, worker, thread) == (None, None, None):
         return None
-    if (pid is not None and worker is not None) or any(other is not None for other in others):
+    if (pid is None) == (worker is None) or any(other is not None for other in others):
         raise UsageError(
-            "--pid and --worker take one process and nothing else",
+            "--pid and --worker take one process and nothing else, --thread is of one of them",
             cause="an ID, `next`, `all`, --ranks and --job take pauses that are there",
-            fix="leave one of them out",
+            fix="give one of them: raydebug attach --pid PID",
         )
     if pid is not None and not re.fullmatch(r"\d+(@\S+)?", pid):
         raise _no_process(f"--pid {pid}", "a process id is a number; on one of several nodes: 7311@172.18.0.3")
     if worker is not None and not re.fullmatch(r"[0-9a-f]{4,56}", worker):
         raise _no_process(f"--worker {worker}", "a Ray worker id has 56 hexadecimal digits; its first 4 or more do")
-    return f"{messages.PID}{pid}" if pid is not None else f"{messages.WORKER}{worker}"
+    of_thread = "" if thread is None else f"{messages.THREAD}{thread}"
+    return (f"{messages.PID}{pid}" if pid is not None else f"{messages.WORKER}{worker}") + of_thread
 
 
 def _no_process(option: str, cause: str) -> RaydebugError:

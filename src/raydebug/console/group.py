@@ -68,15 +68,16 @@ class Group:
         self.lone = True
         debugger = self._new(1, None, None)
         opened = self._address.open(target, steal=steal, on_output=debugger.hear)
+        named = target.replace(messages.THREAD, " thread ", 1)
         if target.startswith((messages.PID, messages.WORKER)):
             late = RaydebugError(
-                f"{target} did not stop within {timeout_s or 0:g} s",
+                f"{named} did not stop within {timeout_s or 0:g} s",
                 cause="its thread did not reach a line of the user's code; the messages above say what it runs",
                 fix="wait longer (without --timeout: until Ctrl-C), or set a breakpoint with `raydebug break add`",
                 code="process.not-stopped",
                 exit_code=Exit.TIMEOUT,
             )
-            session = await _in_time(opened, timeout_s, f"asks {target} to pause; Ctrl-C leaves it alone", late)
+            session = await _in_time(opened, timeout_s, f"asks {named} to pause; Ctrl-C leaves it alone", late)
         elif target == NEXT:
             late = RaydebugError(
                 f"no pause came within {timeout_s or 0:g} s",

@@ -45,7 +45,8 @@ class PauseRequests:
         When cancelled, it withdraws the request; a thread that pauses nevertheless is resumed at once.
 
         Args:
-            target: `pid:PID`, `pid:PID@IP`, `worker:ID` (a prefix of the id is enough) or `instance:ID`.
+            target: `pid:PID`, `pid:PID@IP`, `worker:ID` (a prefix of the id is enough) or `instance:ID`; with `#NAME`
+                behind it a thread of that process.
             requester: who requests it (`logs.name_client`), for the log and for other requesters.
             say: called with the location of the process while it does not pause.
             steal: return also a pause that another client holds.
@@ -53,8 +54,9 @@ class PauseRequests:
         Raises:
             Refused: there is no such process, or it cannot be paused.
         """
+        target, _, thread = target.partition(messages.THREAD)
         channel = choose(target, await self._control.described())
-        there = self._board.of_instance(channel.instance)
+        there = self._of_thread(channel, thread)
         if there:
             free = [pause for pause in there if self._board.is_free(pause)]
             if free or steal:
@@ -71,17 +73,22 @@ class PauseRequests:
         logs.audit("ask", requester, process=channel.title)
         self._requesters[instance] = (requester, time.monotonic())
         try:
-            return await self._request(channel, say)
+            return await self._request(channel, thread, say)
         finally:
             del self._requesters[instance]
 
-    async def _request(self, channel: ControlChannel, say: Callable[[str], None]) -> Pause:
+    def _of_thread(self, channel: ControlChannel, thread: str) -> list[Pause]:
+        """Return the pauses of a process, of one thread if it is named."""
+        pauses = self._board.of_instance(channel.instance)
+        return [pause for pause in pauses if thread in ("", pause.record.get("thread"))]
+
+    async def _request(self, channel: ControlChannel, thread: str, say: Callable[[str], None]) -> Pause:
         request = secrets.token_hex(8)  # a pause that an earlier gateway has requested names its request again
         paused: asyncio.Future[Pause] = asyncio.get_running_loop().create_future()
         self._board.claim(request, lambda pause: paused.set_result(_reserve(pause)))
         reporting = asyncio.ensure_future(self._report_location(channel, say))
-        other = asyncio.ensure_future(self._other_pause(channel))
-        refused = asyncio.ensure_future(_refusal(channel, request))
+        other = asyncio.ensure_future(self._other_pause(channel, thread))
+        refused = asyncio.ensure_future(_refusal(channel, request, thread))
         waiting: set[asyncio.Future[Any]] = {paused, other, refused}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -98,11 +105,11 @@ class PauseRequests:
             for task in (reporting, other, refused):
                 task.cancel()
 
-    async def _other_pause(self, channel: ControlChannel) -> Pause:
+    async def _other_pause(self, channel: ControlChannel, thread: str) -> Pause:
         """Return a pause that begins in the process meanwhile, at a breakpoint: it serves as well."""
         while True:
             await self._board.change()
-            for pause in self._board.of_instance(channel.instance):
+            for pause in self._of_thread(channel, thread):
                 if self._board.is_free(pause):
                     return pause
 
@@ -161,7 +168,7 @@ def choose(target: str, channels: list[ControlChannel]) -> ControlChannel:
 
 
 def describe_location(channel: ControlChannel) -> str:
-    """Return the location of the active thread of a process that does not pause."""
+    """Return the location of the thread that is to pause in a process, and does not."""
     if not channel.answers and channel.fault:
         return f"it cannot say where it is: {channel.fault}"
     if not channel.answers:
@@ -181,9 +188,10 @@ def _reserve(pause: Pause) -> Pause:
     return pause
 
 
-async def _refusal(channel: ControlChannel, request: str) -> Refused:
+async def _refusal(channel: ControlChannel, request: str, thread: str) -> Refused:
     """Ask a process to pause; return why it does not: it answers only then."""
-    answer = await channel.ask(PAUSE, PauseBody(request=request))
+    body = PauseBody(request=request, thread=thread) if thread else PauseBody(request=request)
+    answer = await channel.ask(PAUSE, body)
     if answer == NoAnswer(messages.ENDED):
         return Refused("process.ended", "the process has ended", PROCESSES)
     cause = answer.cause or answer.state if isinstance(answer, NoAnswer) else answer.get("cause")

@@ -51,3 +51,5 @@ SENT = "sent"
 # Targets of `attach`, beside the number of a pause.
 PID, WORKER, INSTANCE = "pid:", "worker:", "instance:"
 """`pid:PID`, `pid:PID@IP`, `worker:ID` (a prefix of the id is enough), and `instance:ID` of one process for ever."""
+THREAD = "#"
+"""Between one of these targets and the thread that is to pause, by its name in `stacks`; without it the active one."""

@@ -59,6 +59,7 @@ class PauseBody(TypedDict, total=False):
     """Of `pause` and `withdraw`."""
 
     request: Name  # identifies it; the record of the pause repeats it
+    thread: Name  # that is to pause, as `stacks` names it; without it the active one
 
 
 class SavePauseBody(TypedDict, total=False):

@@ -74,7 +74,7 @@ def describe(node: Node, graph: Graph, *, moved: bool, others: Sequence[ListedSt
         text = f"in one wait after the other, last at {at}: what they wait for is not known{words}"
         return Cause("moving", f"{count([process, *others])} {text}", None)
     if moved and age_s >= LONG_CALL_S and wait.kind == "unknown":
-        return Cause("computes", f"{wait.who} computes at {at}{age}{words}", attach(process))
+        return Cause("computes", f"{wait.who} computes at {at}{age}{words}", attach(process, node.thread))
     if moved:
         those = count([process, *others])
         text = f"{those} at work, at another line than before or computing: now at {at}{age}{words}"
@@ -82,8 +82,9 @@ def describe(node: Node, graph: Graph, *, moved: bool, others: Sequence[ListedSt
     if is_idle_thread(node.thread):
         return Cause("unknown", f"{wait.who} is idle{words}", show_locals(process))
     if wait.kind in ("unknown", COLLECTIVE):
-        would_pause = wait.kind == "unknown" and node.thread is active_thread(process)
-        following = (attach if would_pause else show_locals)(process)
+        is_thread = node.thread is active_thread(process) or not node.thread["name"].startswith("task ")
+        would_pause = wait.kind == "unknown" and is_thread
+        following = attach(process, node.thread) if would_pause else show_locals(process)
         return Cause("unknown", f"{wait.who} is at {at}; it is in no known wait{age}{words}", following)
     # Sure is what names the other side; who holds a lock was looked for, or the chain would go on.
     is_seen = PEERS.get(wait.kind, "") in ("", *node.thread)

@@ -249,9 +249,10 @@ def count(processes: Sequence[ListedStacks]) -> str:
     return f"{len(processes)} processes are"
 
 
-def attach(process: ListedStacks) -> str:
-    """Return the command that opens a debugger in a process."""
-    return command("raydebug", "attach", "--pid", pid_option(process))
+def attach(process: ListedStacks, thread: ThreadStack | None = None) -> str:
+    """Return the command that opens a debugger in a process: in its active thread, or in another one."""
+    option = [] if thread is None or thread is active_thread(process) else ["--thread", thread["name"]]
+    return command("raydebug", "attach", "--pid", pid_option(process), *option)
 
 
 def show_locals(process: ListedStacks) -> str:

@@ -100,10 +100,10 @@ def _set_report(break_id: str) -> BreakpointReport:
 
 
 def describe(_body: Nothing) -> WorkRecord:
-    """Return what this process is, and where its active thread runs."""
+    """Return what this process is, and where its active thread runs, or the one that is to pause."""
     active = active_thread()
     if (pause_requests := sys.modules.get("raydebug.worker.pause_requests")) is not None:
-        pause_requests.rearm(active)
+        active = pause_requests.rearm(active)
     return {**records.describe_process(), **records.describe_work(), "doing": location_of(active)}
 
 
