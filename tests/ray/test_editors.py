@@ -16,7 +16,7 @@ from runs import JOBS
 @pytest.mark.timeout(120)
 def test_f5_opens_each_pause_of_a_cluster(cluster, run):
     """The configuration of `raydebug vscode` automatically opens a session for each of two paused tasks."""
-    configuration = configuration_for(cluster, JOBS)
+    configuration = configuration_for(cluster.name, JOBS)
     assert configuration["debugAdapterPath"] == adapter.__file__
     assert configuration["debugAdapterPython"] == sys.executable
     assert "pathMappings" not in configuration, "the cluster is on this machine: a file has one name"

@@ -165,7 +165,7 @@ def test_a_training_in_a_copy(far, edited):
 
 def _edit(far: Far, pause: str) -> None:
     """Look at a pause as VS Code does, and set a breakpoint in the file of this machine."""
-    configuration = configuration_for(far.cluster, far.project)
+    configuration = configuration_for(far.cluster.name, far.project)
     assert "pathMappings" not in configuration, "the adapter has them"
 
     async def look() -> None:

@@ -174,6 +174,35 @@ def test_run_refuses_a_tiny_model_that_cannot_be_made(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("atach 3", "`raydebug attach`, or see `raydebug --help`"),
+        ("profile debug", "see `raydebug --help`"),
+        ("status", "`raydebug ps`, or see `raydebug --help`"),
+        ("job lst", "`raydebug job list`, or see `raydebug job --help`"),
+    ],
+)
+def test_a_verb_that_there_is_not(words, fix):
+    """A mistyped verb, or one of another program, leads to the one that is meant; `--` is no part of the fix."""
+    *group, word = [word for word in words.split() if word not in ("3", "debug")]
+    said = raydebug(*words.split()).stderr.splitlines()
+    assert said[0] == f"error: `{' '.join(['raydebug', *group])}` has no verb '{word}'"
+    assert said[-1] == f"fix: {fix}"
+
+
+@pytest.mark.parametrize("words", [[], ["up"], ["job", "logs"]])
+def test_help_is_a_verb(words):
+    """`raydebug help` shows what `--help` does, of a verb too."""
+    assert raydebug("help", *words).stdout == raydebug(*words, "--help").stdout != ""
+
+
+def test_down_of_a_cluster_that_there_is_not(tmp_path):
+    """What is not there need not be ended: `down` proposes no start of it."""
+    fix = raydebug("down", "--name", "x", XDG_STATE_HOME=str(tmp_path)).stderr.splitlines()[-1]
+    assert fix == "fix: nothing is to be ended; --name NAME names another one"
+
+
 @pytest.mark.parametrize("verb", ["run", "try", "check"])
 def test_command_without_dashes(verb, tmp_path):
     """Where the command's options were taken for ours, the fix shows the `--`; no word of the command is repeated."""

@@ -20,7 +20,7 @@ from raydebug.cluster import port_owner
 from raydebug.cluster.state import Cluster, Remote
 from raydebug.console.session import GatewayAddress
 from raydebug.dap import RequestFailed
-from raydebug.editors import adapter
+from raydebug.editors import adapter, vscode
 from raydebug.editors.vscode import write_configuration
 from raydebug.errors import RaydebugError
 
@@ -208,6 +208,13 @@ def test_attach_next_names_the_copies_that_there_are_now(gateway):
         await session.leave()
 
     visit(gateway, look)
+
+
+def test_a_cluster_that_does_not_run_yet(tmp_path, monkeypatch):
+    """The configuration of a cluster can be written before the cluster is started."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    made = vscode.configuration_for("later", tmp_path)
+    assert (made["cluster"], made["target"], "pathMappings" in made) == ("later", "all", False)
 
 
 def test_whose_a_connection_is():

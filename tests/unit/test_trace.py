@@ -318,7 +318,9 @@ def test_an_empty_run(tmp_path: Path) -> None:
     found = read(folder)
     assert found.notes[0].startswith("no spans were recorded")
     assert write_trace(found).path.exists()
-    with pytest.raises(RaydebugError, match="step 1 is not recorded"):
+    with pytest.raises(
+        RaydebugError, match=r"step 1 is not recorded(.|\n)*fix: `raydebug trace` for the file; of a run"
+    ):
         explain(found, 1)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import itertools
+import re
 import sys
 
 from raydebug import render
@@ -14,6 +16,8 @@ OF_CLI = (
     *("typer", "rich", "prompt_toolkit", "pygments", "httpx", "websockets", "yaml", "platformdirs", "psutil"),
     *("pynvml", "re2", "docker"),
 )
+# Verbs of other programs, and what does that here.
+MEANT = {"jobs": "job list", "kill": "job stop", "list": "ps", "start": "up", "status": "ps", "stop": "down"}
 # What no program can help, and what its user can do.
 MACHINE_LIMITS = {
     errno.EMFILE: "raise the limit of open files of this shell: ulimit -n 4096",
@@ -68,6 +72,9 @@ def _call(words: list[str]) -> object:
     from raydebug.cli.app import app_for
 
     app = app_for(words)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+        app = app_for(words)
     if not words or (len(words) == 1 and app.registered_groups and words[0] == app.registered_groups[0].name):
         words = [*words, "--help"]
     return app(args=words, prog_name="raydebug", standalone_mode=False)
@@ -97,14 +104,17 @@ def _code_of(error: Exception, *, debug: bool, as_json: bool) -> int:
     if say is not None:
         context = getattr(error, "ctx", None)
         line = context.command_path if context is not None else "raydebug"
-        fix = f"see `{line} --help`"
-        is_group = context is not None and hasattr(context.command, "commands")  # whose usage says COMMAND for a verb
-        takes_command = context is not None and not is_group and "COMMAND" in context.get_usage()
-        if takes_command and "--" not in sys.argv:  # click has read the user's command as ours
-            fix = f"put the command after `--`: `{line} -- python ...`; {fix}"
+        what, fix = say().rstrip("."), f"see `{line} --help`"
+        verbs = [*getattr(getattr(context, "command", None), "commands", ())]
+        if verbs and (unknown := re.match(r"No such command '([^']*)'", what)):
+            what = f"`{line}` has no verb '{unknown[1]}'"
+            near = [MEANT[unknown[1]]] if unknown[1] in MEANT else difflib.get_close_matches(unknown[1], verbs, 1)
+            fix = f"`{line} {near[0]}`, or {fix}" if near else fix
+        elif context is not None and not verbs and "COMMAND" in context.get_usage() and "--" not in sys.argv:
+            fix = f"put the command after `--`: `{line} -- python ...`; {fix}"  # click has read it as ours
         own = itertools.takewhile(lambda word: word != "--", sys.argv[1:])
         options = [word.partition("=")[0] for word in own if word.startswith("-")]  # values may hold secrets
-        usage = UsageError(say().rstrip("."), cause=f"the command line: {' '.join([line, *options])}", fix=fix)
+        usage = UsageError(what, cause=f"the command line: {' '.join([line, *options])}", fix=fix)
         render.error(usage, as_json=as_json)
         return Exit.USAGE
     if debug:

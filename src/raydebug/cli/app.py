@@ -15,6 +15,14 @@ import raydebug
 from raydebug import render
 from raydebug.cli.options import PassThrough
 
+HELP = """Stop any worker of a Ray + vLLM + verl run at a breakpoint or a crash, and look at it.
+
+\b
+Start here:
+  raydebug run -- python train.py    run a command as a job; if it fails, its last lines say why
+  raydebug open                      the frames and values of the crash of the last run
+  raydebug stacks                    where each process is, and what a job that hangs waits for
+"""
 WHOLE = 10_000  # characters: a one-liner is never cut
 
 
@@ -134,7 +142,8 @@ def _build(verbs: Sequence[Verb], *, outlined: bool = False) -> typer.Typer:
         add_completion=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        help="Stop any worker of a Ray + vLLM + verl run at a breakpoint or a crash, and look at it.",
+        help=HELP,
+        context_settings={"max_content_width": 120},  # click's own is 80, at any width of a terminal
     )
     app.callback()(_options)
     for verb in verbs:

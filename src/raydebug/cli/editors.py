@@ -28,14 +28,10 @@ def vscode(
 
     Example: raydebug vscode --print
     """
-    from raydebug.cluster.find import load_cluster
     from raydebug.editors.vscode import FILE, configuration_for, configuration_for_snapshot, write_configuration
 
     folder = Path.cwd()
-    if snapshot is not None:
-        configuration = configuration_for_snapshot(snapshot)
-    else:
-        configuration = configuration_for(load_cluster(name), folder)
+    configuration = configuration_for(name, folder) if snapshot is None else configuration_for_snapshot(snapshot)
     path = None if print_only else write_configuration(configuration, folder)
     if path is None:
         render.out(json.dumps(configuration, indent=2, ensure_ascii=False))

@@ -154,6 +154,7 @@ def _run_job(cluster: Cluster, plan: RunPlan, *, detach: bool) -> int:
         with contextlib.suppress(OSError):  # by its folder, `job` knows that the job was submitted from here
             RunFolder(submission_id)
         render.out(submission_id)
+        render.say(f"next: {render.command('raydebug', 'job', 'logs', '--follow', submission_id)}")
         return Exit.OK
     from raydebug.cli.diagnose import explain
     from raydebug.jobs.follow import follow_job  # while the job starts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -14,11 +15,13 @@ from raydebug.errors import UsageError
 
 tiny = typer.Typer(help="Make a tiny model or dataset, offline, in seconds.")
 
-_Seed = Annotated[int, typer.Option(help="The same seed gives the same bytes.")]
+_Seed = Annotated[int, typer.Option(metavar="N", help="The same seed gives the same bytes.")]
 
 
 def image(
-    flavour: Annotated[str, typer.Option(help="core (Ray), cpu (Ray, vLLM, verl), cuda or cuda-verl04.")] = "cuda",
+    flavour: Annotated[
+        str, typer.Option(metavar="FLAVOUR", help="core (Ray), cpu (Ray, vLLM, verl), cuda or cuda-verl04.")
+    ] = "cuda",
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Build every layer anew.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,
     sbom: Annotated[
@@ -71,7 +74,7 @@ def dataset(
         Path | None, typer.Option(metavar="PATH", help="Take test.parquet's rows from this one.")
     ] = None,
     images: Annotated[bool, typer.Option("--images", help="Questions about images, for a model with vision.")] = False,
-    rows: Annotated[int, typer.Option(min=1, help="Rows in train.parquet.")] = 16,
+    rows: Annotated[int, typer.Option(min=1, metavar="N", help="Rows in train.parquet.")] = 16,
     seed: _Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -92,6 +95,8 @@ def dataset(
         if built.missing:
             render.say(f"note: verl reads {', '.join(built.missing)}, which this dataset has not")
         render.out(built.path)
+        files = [f"data.{key}_files={folder / name}.parquet" for key, name in (("train", "train"), ("val", "test"))]
+        render.say(f"next: raydebug try --model tiny -- python -m verl.trainer.main_ppo {shlex.join(files)}")
 
 
 def _one_of(is_given: bool, option: str, like: Path | None) -> None:

@@ -34,6 +34,7 @@ def memory(
         typer.Option(
             "--seconds",
             min=0.1,
+            metavar="SECONDS",
             callback=finite,
             help="With --growth: how long a step is, of a program that says none.",
         ),

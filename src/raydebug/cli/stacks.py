@@ -28,7 +28,10 @@ def stacks(
     name: Name = "default",
     as_json: Json = False,
     samples: Annotated[
-        int, typer.Option("--samples", min=1, max=10, help="Take this many samples, 2 s apart, to see what moves.")
+        int,
+        typer.Option(
+            "--samples", min=1, max=10, metavar="N", help="Take this many samples, 2 s apart, to see what moves."
+        ),
     ] = 1,
     native: Annotated[
         bool,
@@ -37,7 +40,8 @@ def stacks(
     whole: Annotated[bool, typer.Option("--all", help="Show whole stacks, of all threads.")] = False,
     of: Annotated[str | None, typer.Option("--locals", metavar="PID[@IP]", help="One process with its locals.")] = None,
     saved: Annotated[
-        Path | None, typer.Option("--from", help="Read the output of --json from a file instead.", exists=True)
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Read the output of --json from a file instead.", exists=True),
     ] = None,
 ) -> None:
     """Show the Python stacks of all processes, in groups, and say what a hanging job waits for.

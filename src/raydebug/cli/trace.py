@@ -95,7 +95,10 @@ def _write(recorded: Recorded, output: Path | None, *, opens: bool, as_json: boo
     if opens:
         _open(written.path)
     elif not as_json:
-        render.say("next: `raydebug trace --open` shows it; `raydebug trace --why STEP` says why a step was slow")
+        from raydebug.trace.viewer import PUBLIC
+
+        shows = "`raydebug trace --open` shows it" if output is None else f"{PUBLIC} opens it"
+        render.say(f"next: {shows}; `raydebug trace --why STEP` says why a step was slow")
 
 
 def _read_tasks(run: Run) -> None:

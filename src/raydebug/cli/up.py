@@ -265,7 +265,12 @@ def down(name: NameAsGiven = "default") -> None:
     from raydebug.cluster.find import load_cluster
     from raydebug.cluster.kinds import kind_of
 
-    cluster = load_cluster(name)
+    try:
+        cluster = load_cluster(name)
+    except RaydebugError as failure:
+        if failure.code == "cluster.not-found":
+            failure.fix = "nothing is to be ended; --name NAME names another one"
+        raise
     if cluster.remote.job:
         _name_pauses(cluster)
     with render.waiting(f"ending cluster '{name}'"):

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from raydebug.cluster.state import Cluster
 from raydebug.editors import adapter
 from raydebug.errors import UsageError
 from raydebug.settings.files import atomic_write, require_own
@@ -22,15 +21,19 @@ from raydebug.settings.files import atomic_write, require_own
 FILE = Path(".vscode") / "launch.json"
 
 
-def configuration_for(cluster: Cluster, folder: Path) -> dict[str, object]:
-    """Return the configuration that attaches to a cluster from an editor with this folder open.
+def configuration_for(name: str, folder: Path) -> dict[str, object]:
+    """Return the configuration that attaches to a cluster, now or once it runs, with this folder open in the editor.
 
     Raises:
         RaydebugError: the folder is not mounted in the containers of the cluster.
     """
-    configuration = _configuration(cluster.name, cluster=cluster.name, target="all")
+    from raydebug.cluster.find import find_by_labels, find_cluster
     from raydebug.cluster.kinds import kind_of
 
+    configuration = _configuration(name, cluster=name, target="all")
+    cluster = find_cluster(name) or find_by_labels(name)
+    if cluster is None:
+        return configuration
     # Where the nodes have copies of the folder, the adapter names these: each edit makes a new one.
     remote = str(folder) if cluster.is_of_nodes else kind_of(cluster).runner().folder(folder)
     if remote != str(folder):

@@ -83,7 +83,9 @@ class Phases:
     @property
     def current(self) -> str:
         """The name of the phase that is open."""
-        return "training" if FIRST_STEP in self.ended else "start" if RAY not in self.ended else "run"
+        if FIRST_STEP in self.ended or RAY not in self.ended:
+            return "training" if FIRST_STEP in self.ended else "start"
+        return "run" if self.trainer is None else FIRST_STEP
 
     def spans(self, end_s: float | None) -> list[Phase]:
         """Return the phases with their places in time, in seconds since the start.

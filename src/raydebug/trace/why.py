@@ -59,9 +59,12 @@ def explain(recorded: Recorded, number: int) -> Why:
     at = next((index for index, one in enumerate(steps) if one.number == number), None)
     if at is None:
         known = f"steps {steps[0].number} to {steps[-1].number} are" if steps else "no step is"
+        one = (
+            f"name one of these: raydebug trace --why {steps[-1].number}" if steps else "`raydebug trace` for the file"
+        )
         raise UsageError(
             f"step {number} is not recorded", cause=f"{known} known of run '{recorded.run.id}'",
-            fix="name one of these, or wait until the step has ended", code="trace.no-step",
+            fix=f"{one}; of a run that goes on wait until a step has ended", code="trace.no-step",
         )  # fmt: skip
     why = _explain(recorded, steps, at)
     slow = [finding.get("what", "") for finding in recorded.run.findings if finding.get("code") == SLOW_RANK]
