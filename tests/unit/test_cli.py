@@ -16,7 +16,9 @@ import typer
 
 import runs
 from raydebug import cli
+from raydebug.cli import options
 from raydebug.cli.app import app_for, whole_app
+from raydebug.protocol import variables
 
 VERBS = Path(__file__).parent / "verbs.txt"
 
@@ -80,6 +82,11 @@ def test_help_without_a_verb():
     assert (group.returncode, group.stderr, group.stdout) == (0, "", raydebug("job", "--help").stdout)
 
 
+def test_the_variable_of_a_cluster():
+    """Help names the variable that is read."""
+    assert options.CLUSTER == variables.CLUSTER
+
+
 @pytest.mark.parametrize("columns", [60, 80])
 @pytest.mark.parametrize("group", ["", "job", "tiny"])
 def test_one_liners_are_whole(columns, group):
@@ -121,7 +128,7 @@ def test_all_verbs_are_there_where_none_is_named(arguments):
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["nosuch"], "No such command 'nosuch'"),
+        (["nosuch"], "`raydebug` has no verb 'nosuch'"),
         (["up", "--unheard"], "No such option: --unheard"),
         (["run"], "there is no command to run"),
         (["run", "--gpus", "-1", "--", "x"], "Invalid value for '--gpus': -1 is not in the range x>=0"),

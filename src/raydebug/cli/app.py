@@ -19,9 +19,9 @@ HELP = """Stop any worker of a Ray + vLLM + verl run at a breakpoint or a crash,
 
 \b
 Start here:
-  raydebug run -- python train.py    run a command as a job; if it fails, its last lines say why
-  raydebug open                      the frames and values of the crash of the last run
-  raydebug stacks                    where each process is, and what a job that hangs waits for
+  raydebug run -- python train.py  says why it failed
+  raydebug open                    frames, values of a crash
+  raydebug stacks                  what a hang waits for
 """
 WHOLE = 10_000  # characters: a one-liner is never cut
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Json, Name
+from raydebug.cli.options import Json, NameIfNeeded
 from raydebug.errors import Exit
 from raydebug.protocol.secrets import scrubbed
 
@@ -29,7 +29,7 @@ def diagnose(
             help="A job, a run of `report --list`, log files, a folder of them, or - for standard input.",
         ),
     ] = None,
-    name: Name = "default",
+    name: NameIfNeeded = "",
     as_json: Json = False,
 ) -> None:
     """Say what went wrong, from logs: the first cause, the line that shows it, and the fix.

@@ -13,8 +13,8 @@ from typer.core import TyperCommand
 
 from raydebug import render
 from raydebug.errors import RaydebugError, UsageError
-from raydebug.protocol.variables import CLUSTER
 
+CLUSTER = "RAYDEBUG_CLUSTER"  # protocol/variables.py, which help does without
 _COMMAND = "raydebug.command"
 
 
@@ -55,14 +55,19 @@ def is_started(name: str) -> bool:
     return False
 
 
-def _name_option(otherwise: str, fits: Callable[[str], bool] | None = None) -> Any:
-    """Return the option --name of a verb; `otherwise` and `fits` say what is taken where none is named."""
+def _name_option(otherwise: str, fits: Callable[[str], bool] | None = None, *, is_late: bool = False) -> Any:
+    """Return the option --name of a verb; `otherwise` and `fits` say what is taken where none is named.
+
+    With `is_late` that is left to the verb, which may need no cluster: it gets an empty name.
+    """
 
     def choose(ctx: typer.Context, param: typer.CallbackParam, name: str) -> str:
+        source = ctx.get_parameter_source(param.name or "")
+        given = name if source is not None and source.name == "COMMANDLINE" else os.environ.get(CLUSTER, "")
+        if is_late and not given:
+            return ""
         from raydebug.cluster.find import choose_name
 
-        source = ctx.get_parameter_source(param.name or "")
-        given = name if source is not None and source.name == "COMMANDLINE" else os.environ.get(CLUSTER)
         chosen = choose_name(given, fits)
         if fits is not None and not given and chosen != name:
             render.say(f"on cluster '{chosen}', the only one that `up` has started")
@@ -74,6 +79,7 @@ def _name_option(otherwise: str, fits: Callable[[str], bool] | None = None) -> A
 
 
 Name = Annotated[str, _name_option("the only one")]
+NameIfNeeded = Annotated[str, _name_option("the only one", is_late=True)]
 NameToRunOn = Annotated[str, _name_option("the only one that `up` has started", is_started)]
 NameAsGiven = Annotated[str, _name_option("'default'", lambda _: False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]

@@ -187,6 +187,7 @@ def _no_log(path: Path, folder: Path) -> str:
 def _open_run(word: str, cluster: str) -> Iterator[Log]:
     """Yield the logs of a run's processes while its cluster knows them, else the driver's log in the run's folder."""
     from raydebug.cluster.dashboard import Dashboard
+    from raydebug.cluster.find import choose_name
     from raydebug.cluster.kinds import find_running
 
     unknown, path = None, None
@@ -197,7 +198,7 @@ def _open_run(word: str, cluster: str) -> Iterator[Log]:
         job, unknown = word, error
     has_any = False
     with contextlib.suppress(RaydebugError):
-        running = find_running(cluster)
+        running = find_running(choose_name(cluster))
         for log in open_job(Dashboard(running), job) if running is not None else ():
             has_any = True
             yield log
