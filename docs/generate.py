@@ -21,6 +21,7 @@ KEYS_PAGE = REFERENCE / "keys.md"
 ATTACH_PAGE = ROOT / "docs" / "02-attach.md"
 PROFILES_PAGE = ROOT / "docs" / "15-profiles.md"
 AGENTS_PAGE = ROOT / "docs" / "11-agents.md"
+TROUBLE_PAGE = ROOT / "docs" / "06-troubleshooting.md"
 CLUSTERS_PAGE = ROOT / "docs" / "12-clusters.md"
 RESULTS = ROOT / "bench" / "results.json"
 REGENERATE = "python docs/generate.py"
@@ -277,6 +278,13 @@ def agents_page(text: str) -> str:
     return _filled(text, {"install": install_lines("cli,mcp")})
 
 
+def trouble_page(text: str) -> str:
+    """Return the text of docs/06-troubleshooting.md with its line that starts a wheel regenerated."""
+    from raydebug.settings.flavours import WHEEL
+
+    return _filled(text, {"wheel": f"```\nuvx --from ./{WHEEL} raydebug diagnose LOG\n```"})
+
+
 def clusters_page(text: str) -> str:
     """Return the text of docs/12-clusters.md with its lines of an image regenerated."""
     return _filled(text, {"image": image_lines()})
@@ -344,6 +352,7 @@ PARTS = {
     PROFILES_PAGE: profiles_page,
     AGENTS_PAGE: agents_page,
     CLUSTERS_PAGE: clusters_page,
+    TROUBLE_PAGE: trouble_page,
 }
 
 
