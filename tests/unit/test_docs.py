@@ -139,6 +139,14 @@ def test_pages_of_the_site(tmp_path):
         assert site.linked(text, page, here) == said
 
 
+def test_the_docs_stay_short(generate, fault_page):
+    """README has at most 1,200 words, the pages that are written by hand 30,000 together."""
+    made = {*generate.WHOLE, fault_page.PAGE}
+    pages = [page for page in ROOT.glob("docs/**/*.md") if page not in made]
+    assert len(_text(ROOT / "README.md").split()) <= 1200
+    assert sum(len(_text(page).split()) for page in pages) <= 30_000
+
+
 def test_every_page_is_in_the_navigation():
     """The site's navigation has every page once."""
     settings = tomllib.loads(_text(ROOT / "docs" / "zensical.toml"))
