@@ -62,3 +62,10 @@ class UsageError(RaydebugError):
 
     def __init__(self, what: str, *, cause: str, fix: str, code: str = "usage") -> None:
         super().__init__(what, cause=cause, fix=fix, code=code, exit_code=Exit.USAGE)
+
+
+class TakenError(RaydebugError):
+    """A failure because a port, a name or room is taken by something else; its exit code is 3."""
+
+    def __init__(self, what: str, *, cause: str, fix: str, code: str) -> None:
+        super().__init__(what, cause=cause, fix=fix, code=code, exit_code=Exit.TAKEN)

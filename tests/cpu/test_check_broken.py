@@ -172,7 +172,7 @@ ENV = {
         variable("VLLM_ATTENTION_BACKEND", "XFORMERS"),
     ),
     "post-mortem misspelt": Broken(
-        "env", "env.debugger-flag", "RAY_DEBUG_POSTMORTEM is not a variable of Ray's", "unset RAY_DEBUG_POSTMORTEM",
+        "env", "env.debugger-flag", "RAY_DEBUG_POSTMORTEM=1 means nothing to Ray", "unset RAY_DEBUG_POSTMORTEM",
         variable("RAY_DEBUG_POSTMORTEM", "1"),
     ),
     "a word that a variable of vLLM does not take": Broken(

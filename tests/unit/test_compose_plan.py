@@ -197,9 +197,9 @@ def test_what_the_user_sets_is_kept(monkeypatch):
 
 def test_limit_larger_than_the_host():
     """A memory limit above the machine's memory is refused, with both numbers."""
-    preflight.refuse_large_memory({"services": {"head": {"mem_limit": str(8 * GIB)}, "x": {}}}, 8 * GIB)
+    preflight.refuse_sizes({"services": {"head": {"mem_limit": str(8 * GIB)}, "x": {}}}, 8 * GIB)
     with pytest.raises(RaydebugError) as failure:
-        preflight.refuse_large_memory({"services": {"worker": {"mem_limit": str(64 * GIB)}}}, 16 * GIB)
+        preflight.refuse_sizes({"services": {"worker": {"mem_limit": str(64 * GIB)}}}, 16 * GIB)
     assert str(failure.value) == (
         "error: WORKER_MEMORY is larger than this machine's memory\n"
         "cause: a worker may take 68719476736 bytes, and the machine has 17179869184\n"

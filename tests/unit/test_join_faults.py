@@ -26,7 +26,7 @@ from joinable_dashboard import HEAD, NODE, JoinableDashboard
 from raydebug.check.cache import Cache
 from raydebug.check.target import target_of
 from raydebug.cli import up_elsewhere
-from raydebug.cluster import connection, head_requests, joined, joined_job, rendezvous, state, tunnel
+from raydebug.cluster import connection, head_requests, joined, joined_job, rendezvous, state, tunnel, up
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.known_folders import note_shared
 from raydebug.cluster.runner import NodeRunner, run_on_each
@@ -662,7 +662,7 @@ def test_a_port_that_another_program_takes_meanwhile(dashboard, monkeypatch):
             chosen.append(ports if chosen else dict.fromkeys(ports, other.getsockname()[1]))
             return chosen[-1]
 
-        monkeypatch.setattr(tunnel, "choose_ports", choose)
+        monkeypatch.setattr(up, "choose_ports", choose)
         cluster = join(dashboard, "env A=b")
         assert len(chosen) >= 3  # the port that was taken, the dashboard's, then the gateway's too; others run tests
         assert cluster.ports == chosen[-1]

@@ -170,9 +170,9 @@ def settings(shm: str | None, store: str | None) -> dict[str, object]:
 def test_f51_object_store_that_does_not_fit():
     """F51: an object store larger than shared memory is refused with both sizes, exit code 2; equal sizes fit."""
     for fits in (("100", "100"), (None, "100"), ("100", None), ("100", "many")):
-        preflight.refuse_small_shared_memory(settings(*fits))
+        preflight.refuse_sizes(settings(*fits), 0)
     with pytest.raises(RaydebugError) as failure:
-        preflight.refuse_small_shared_memory(settings("67108864", "100000000"))
+        preflight.refuse_sizes(settings("67108864", "100000000"), 0)
     assert str(failure.value) == (
         "error: the object store (100000000 bytes) does not fit in shared memory\n"
         "cause: OBJECT_STORE_BYTES=100000000, and SHM_SIZE gives a worker 67108864 bytes\n"

@@ -56,7 +56,7 @@ def test_s4_state_folders_under_umask_0(without_umask, tmp_path):
 
 def test_temp_folder_under_umask_0(without_umask):
     """The folder that holds Ray's is private with umask 0, its name cannot be known before, and Ray's paths fit."""
-    made = [private_folders.make_temporary("rd-", local.TEMP_PATH_BYTES) for _ in range(2)]
+    made = [private_folders.make_temporary(local.TEMP_PATH_BYTES) for _ in range(2)]
     try:
         assert made[0] != made[1]
         assert {p.stat().st_mode & 0o7777 for p in made} == {0o700}
@@ -69,7 +69,7 @@ def test_temp_folder_under_umask_0(without_umask):
 def test_temp_folder_of_a_long_tmpdir(tmp_path, monkeypatch):
     """Where TMPDIR is so long that Ray's sockets would not fit, /tmp is taken."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 40)))
-    made = private_folders.make_temporary("rd-", local.TEMP_PATH_BYTES)
+    made = private_folders.make_temporary(local.TEMP_PATH_BYTES)
     made.rmdir()
     assert made.parent == Path("/tmp")
 

@@ -36,8 +36,8 @@ NODE = {"state": "ALIVE", "resources_total": {"CPU": 16.0, "GPU": 2.0, "memory":
 )
 def test_visible_gpus(said: str | None, count: int) -> None:
     """The GPUs of a local cluster are those that the driver lists and CUDA_VISIBLE_DEVICES leaves, by index or UUID."""
-    assert environment.visible(TWO, said) == count
-    assert environment.visible([], said) == 0
+    assert len(environment.visible_indexes([gpu.uuid for gpu in TWO], said)) == count
+    assert environment.visible_indexes([], said) == []
 
 
 def test_the_driver_here() -> None:

@@ -282,7 +282,7 @@ def test_a_cluster_that_is_still_starting(monkeypatch, phase):
     monkeypatch.setattr(cluster_up, "find_cluster", lambda _: made)
     monkeypatch.setattr(local, "is_alive", lambda _: True)
     monkeypatch.setattr(state, "read_status", lambda _: {"phase": phase})
-    monkeypatch.setattr(local, "wait_until_up", lambda name, *_, **__: waited.append(name))
+    monkeypatch.setattr(cluster_up, "wait_until_up", lambda name, *_, **__: waited.append(name))
     assert local.bring_up(UpOptions(name="mine")) == (made, False)
     assert waited == ([] if phase == "up" else ["mine"])
 

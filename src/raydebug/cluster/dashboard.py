@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -170,6 +171,14 @@ class Dashboard:
         """Return what a node's agent last measured: its memory, its workers' and its GPUs'."""
         detail: Mapping[str, Any] = self._ask("GET", f"/nodes/{node_id}", "data", "detail", timeout=NODES_TIMEOUT_S)
         return detail
+
+    def option_of_raylet(self, node_id: str, option: str) -> str:
+        """Return what follows `option` on the command line of a node's raylet; empty where its agent does not tell."""
+        with contextlib.suppress(RaydebugError):
+            for word in self.node_statistics(node_id).get("cmdline") or ():
+                if word.startswith(option):
+                    return str(word.removeprefix(option))
+        return ""
 
     def paused_workers(self) -> list[WorkerRow]:
         """Return the rows of Ray's worker table with paused threads, dead workers left out."""

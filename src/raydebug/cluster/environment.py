@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from raydebug.cluster.gpus import Gpu, list_gpus
+from raydebug.cluster.gpus import list_gpus
 from raydebug.cluster.state import DEFAULT_NAME, Cluster
 from raydebug.errors import UsageError
 from raydebug.process import SAFE_PATH
@@ -42,11 +42,6 @@ def cpus_for(gpus: int) -> int:
     return max(CPUS_AT_LEAST, here, CPUS_PER_GPU * gpus + CPUS_BESIDE_GPUS)
 
 
-def visible(gpus: Sequence[Gpu], said: str | None) -> int:
-    """Return how many GPUs a value of CUDA_VISIBLE_DEVICES leaves visible; None hides none. Pure."""
-    return len(visible_indexes([gpu.uuid for gpu in gpus], said))
-
-
 def visible_indexes(uuids: Sequence[str], said: str | None) -> list[int | None]:
     """Return the indexes of the GPUs that a value of CUDA_VISIBLE_DEVICES leaves visible; None hides none. Pure.
 
@@ -77,15 +72,15 @@ def choose_gpus(asked: int | None, environ: Mapping[str, str]) -> int:
         RaydebugError: CUDA_VISIBLE_DEVICES names fewer than --gpus, and Ray would not start.
     """
     gpus, _ = list_gpus()
-    there = visible(gpus, environ.get(VISIBLE))
+    usable = len(visible_indexes([gpu.uuid for gpu in gpus], environ.get(VISIBLE)))
     if asked is None:
-        return there
-    if asked > there and VISIBLE in environ and gpus:
+        return usable
+    if asked > usable and VISIBLE in environ and gpus:
         raise UsageError(
             f"--gpus {asked} is more than CUDA_VISIBLE_DEVICES allows",
-            cause=f"CUDA_VISIBLE_DEVICES={environ[VISIBLE]} names {there} of the {len(gpus)} GPUs of this machine;"
+            cause=f"CUDA_VISIBLE_DEVICES={environ[VISIBLE]} names {usable} of the {len(gpus)} GPUs of this machine;"
             " Ray does not start with more logical GPUs than it names",
-            fix=f"--gpus {there}, or unset CUDA_VISIBLE_DEVICES",
+            fix=f"--gpus {usable}, or unset CUDA_VISIBLE_DEVICES",
             code="cluster.gpus-hidden",
         )
     return asked

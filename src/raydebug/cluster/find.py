@@ -134,16 +134,10 @@ def cluster_at(address: str, environ: Mapping[str, str] = os.environ) -> Cluster
             code="cluster.bad-address",
         )
     url = f"{parts.scheme}://{parts.netloc}"
-    return _unmanaged("stock", url, {}, Remote(url, "", ray_token_path(environ)))
-
-
-def ray_token_path(environ: Mapping[str, str]) -> str:
-    """Return the file in which Ray itself would look for the token; empty without one.
-
-    Source: ray 2.60.0 _private/authentication/authentication_token_setup.py; RAY_AUTH_TOKEN comes before it.
-    """
-    path = environ.get("RAY_AUTH_TOKEN_PATH") or str(Path.home() / ".ray" / "auth_token")
-    return path if Path(path).is_file() else ""
+    # Where Ray itself would look for the token (2.60.0, _private/authentication/authentication_token_setup.py);
+    # RAY_AUTH_TOKEN comes before it.
+    token = environ.get("RAY_AUTH_TOKEN_PATH") or str(Path.home() / ".ray" / "auth_token")
+    return _unmanaged("stock", url, {}, Remote(url, "", token if Path(token).is_file() else ""))
 
 
 def find_by_labels(name: str) -> Cluster | None:

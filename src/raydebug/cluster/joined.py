@@ -15,24 +15,10 @@ import psutil
 
 import raydebug
 from raydebug import render
-from raydebug.cluster import audit_log, joined_job, rendezvous, state
+from raydebug.cluster import audit_log, head_requests, joined_job, rendezvous, state
 from raydebug.cluster.dashboard import ENDED, Dashboard
 from raydebug.cluster.find import cluster_around_us, cluster_at
-from raydebug.cluster.head_requests import (
-    COMES_WITHIN_S,
-    GATEWAY,
-    NODES,
-    Answer,
-    Node,
-    ask_nodes,
-    clear_jobs,
-    lacks_raydebug,
-    new_id,
-    problems_of,
-    stop_job,
-    submit_request,
-    wait_for_answer,
-)
+from raydebug.cluster.head_requests import COMES_WITHIN_S, GATEWAY, NODES, Answer, Node, stop_job
 from raydebug.cluster.known_folders import PACKAGE_PREFIX
 from raydebug.cluster.local import supervisor_of
 from raydebug.cluster.locks import only_one
@@ -40,7 +26,7 @@ from raydebug.cluster.port_owner import is_loopback, uid_behind
 from raydebug.cluster.state import DEFAULT_NAME, Cluster, name_option
 from raydebug.cluster.tunnel import close_way, command_of, far_python, last_said, open_way
 from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted, refuse_other_ports
-from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.errors import RaydebugError, TakenError, UsageError
 from raydebug.protocol import variables
 from raydebug.settings.files import atomic_write
 from raydebug.settings.flavours import flavour_of
@@ -195,10 +181,10 @@ def leave(cluster: Cluster, *, touched: bool = True) -> list[str]:
         python = _python_of(dashboard, nodes[0]["node_id"]) if nodes else None  # Ray may have another one by now
         try:
             cluster = replace(cluster, python=python or cluster.python)
-            left += problems_of(ask_nodes(cluster, {"do": "leave", "folder": folder}))
+            left += head_requests.problems_of(head_requests.ask_nodes(cluster, {"do": "leave", "folder": folder}))
         except RaydebugError as error:
             left.append(f"{folder} on the nodes: {error.cause}")
-    clear_jobs(cluster)
+    head_requests.clear_jobs(cluster)
     close_way(cluster)
     if not left:
         state.forget(cluster)
@@ -314,12 +300,11 @@ def earlier_join(name: str, url: str) -> Cluster | None:
     """
     found = state.read_record(name)
     if found is not None and (found.kind != "joined" or found.remote.join_url != url):
-        raise RaydebugError(
+        raise TakenError(
             f"cluster '{name}' is another one",
             cause=f"it is of the kind {found.kind}, and its dashboard is {found.dashboard}",
             fix=f"another name: raydebug up --join {url} --name NAME",
             code="joined.other",
-            exit_code=Exit.TAKEN,
         )
     return found
 
@@ -374,11 +359,8 @@ def _plan(options: UpOptions, dashboard: Dashboard, record: Cluster) -> Cluster:
 
 def _python_of(dashboard: Dashboard, node_id: str) -> str | None:
     """Return the Python of a node's raylet; None where its agent has not reported yet."""
-    with contextlib.suppress(RaydebugError):
-        for word in dashboard.node_statistics(node_id).get("cmdline") or ():
-            if word.startswith(AGENT) and " -u " in word:
-                return str(word.removeprefix(AGENT).partition(" -u ")[0])
-    return None
+    python, is_there, _ = dashboard.option_of_raylet(node_id, AGENT).partition(" -u ")
+    return python if is_there else None
 
 
 def _write_token(record: Cluster, earlier: Cluster | None, token: str) -> bool:
@@ -414,7 +396,7 @@ def _prepare(
         "client_ports": [port] if port is not None else [known.client_port or CLIENT_PORT, 0],
         "dial_ports": [int(known.dial.rpartition(":")[2] or DIAL_PORT), 0],
     }  # fmt: skip
-    job = new_id(record, GATEWAY if with_gateway else NODES)
+    job = head_requests.new_id(record, GATEWAY if with_gateway else NODES)
     if with_gateway:
         if earlier is not None:
             keep_audit_lines(earlier)
@@ -423,8 +405,8 @@ def _prepare(
     try:
         if package:
             Dashboard(record).put_package(package, record.token.encode())
-        submit_request(record, job, request)
-        answer = wait_for_answer(record, job, on_poll=raise_if_interrupted)
+        head_requests.submit_request(record, job, request)
+        answer = head_requests.wait_for_answer(record, job, on_poll=raise_if_interrupted)
         if "head" not in answer or (with_gateway and not answer["ports"]):
             raise _why_not(answer)
     except BaseException as failure:
@@ -463,12 +445,10 @@ def _why_not(answer: Answer) -> RaydebugError:
         fix = "choose another port with --gateway-port (0 takes a free one)"
         if " of 127.0.0.1:" not in refused:
             fix = "the head has to have its address in Ray: ray start --head --node-ip-address=ADDRESS"
-        return RaydebugError(
-            "the gateway cannot listen on the head", cause=refused, fix=fix, code="port.taken", exit_code=Exit.TAKEN
-        )
-    lines = problems_of(answer["nodes"])
+        return TakenError("the gateway cannot listen on the head", cause=refused, fix=fix, code="port.taken")
+    lines = head_requests.problems_of(answer["nodes"])
     cause = "; ".join(lines) or "its answer names no head"
     if any(joined_job.NO_ANSWER not in line for line in lines):
-        return lacks_raydebug(cause)
+        return head_requests.lacks_raydebug(cause)
     fix = "join again; if it stays so, look at these nodes in Ray's dashboard"
     return RaydebugError("not all nodes have answered", cause=cause, fix=fix, code="joined.no-answer")

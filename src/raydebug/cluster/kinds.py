@@ -251,10 +251,11 @@ class NodesKind(JoinedKind):
 
     def take_down(self) -> list[str]:
         """Forget it; its nodes run on."""
-        from raydebug.cluster.node_cluster import leave_folder
+        from raydebug.cluster.tunnel import close_way
 
         self.keep_audit_lines()
-        leave_folder(self.cluster)
+        close_way(self.cluster)
+        state.forget(self.cluster)
         return []
 
     def is_alive(self) -> bool:

@@ -15,25 +15,13 @@ from pathlib import Path
 import psutil
 
 from raydebug import process, render
-from raydebug.cluster import private_folders, state
+from raydebug.cluster import private_folders, state, up
 from raydebug.cluster.environment import choose_gpus, cpus_for, start_environment
 from raydebug.cluster.find import find_cluster
 from raydebug.cluster.interpreter import Environment, find_interpreter, probe_environment
 from raydebug.cluster.ray_node import START_LIMIT_S, ask, below, last_words, runs
 from raydebug.cluster.state import Cluster, name_option
-from raydebug.cluster.up import (
-    UpOptions,
-    choose_ports,
-    choosing_ports,
-    is_free,
-    raise_if_interrupted,
-    refuse_no_number,
-    refuse_other_ports,
-    remembered_ports,
-    starting,
-    undone_unless_whole,
-    wait_until_up,
-)
+from raydebug.cluster.up import UpOptions
 from raydebug.errors import RaydebugError
 from raydebug.process import SAFE_PATH
 from raydebug.protocol import variables
@@ -56,7 +44,7 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
     Raises:
         RaydebugError: something is missing or taken; nothing is left behind then.
     """
-    with starting(options, "local") as running:
+    with up.starting(options, "local") as running:
         if running is not None and is_alive(running):
             status = state.read_status(running)
             if status["phase"] == "dead":
@@ -66,7 +54,7 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
                     fix=f"clear it away with `raydebug down{name_option(options.name)}`, then `raydebug up` again",
                     code="cluster.dead",
                 )
-            refuse_other_ports(options, running)
+            up.refuse_other_ports(options, running)
             if status["phase"] != "up":  # the `up` that began it was cut off, or still waits
                 _wait_for(running, on_phase)
             elif status.get("gateway") is not None:
@@ -82,7 +70,7 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
             tries += 1
             cluster: Cluster | None = None
             try:
-                with undone_unless_whole(lambda: _undo(options.name)):
+                with up.undone_unless_whole(lambda: _undo(options.name)):
                     cluster = _plan(options, python, environment)
                     cluster = _start(cluster)
                     _wait_for(cluster, on_phase)
@@ -90,7 +78,7 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
             except RaydebugError as error:
                 if cluster is None or error.code != "cluster.not-up":
                     raise
-                taken = [purpose for purpose, port in cluster.ports.items() if not is_free(port)]  # ours have ended
+                taken = [purpose for purpose, port in cluster.ports.items() if not up.is_free(port)]  # ours have ended
                 if not taken or tries == TRIES or any(options.ports.get(purpose) for purpose in taken):
                     raise
                 on_phase(f"another program has taken the port of the {taken[0]} meanwhile; starting with another port")
@@ -167,16 +155,11 @@ def supervisor_of(cluster: Cluster) -> psutil.Process | None:
 
 
 def marked_processes(cluster: Cluster) -> list[psutil.Process]:
-    """Return the processes that carry the cluster's id, with their descendants."""
-    return processes_with(variables.CLUSTER_ID, cluster.id)
-
-
-def processes_with(variable: str, value: str) -> list[psutil.Process]:
-    """Return the processes whose environment has a variable with this value, with their descendants."""
+    """Return the processes whose environment has the cluster's id, with their descendants."""
     found: dict[int, psutil.Process] = {}
     for program in psutil.process_iter():
         try:
-            if program.pid != os.getpid() and program.environ().get(variable) == value:
+            if program.pid != os.getpid() and program.environ().get(variables.CLUSTER_ID) == cluster.id:
                 found.update({relative.pid: relative for relative in [program, *below(program)]})
         except (psutil.Error, OSError):
             continue
@@ -193,18 +176,18 @@ def programs(cluster: Cluster) -> list[str]:
 
 
 def _plan(options: UpOptions, python: str, environment: Environment) -> Cluster:
-    refuse_no_number("PAUSE_LIMIT_S", os.environ.get("PAUSE_LIMIT_S", ""))
+    up.refuse_no_number("PAUSE_LIMIT_S", os.environ.get("PAUSE_LIMIT_S", ""))
     folder, gpus = state.make_folder(options.name), choose_gpus(options.gpus, os.environ)
     state.make_token(folder)
-    with choosing_ports(options.name) as taken:
+    with up.choosing_ports(options.name) as taken:
         cluster = Cluster(
             name=options.name,
             id=uuid.uuid4().hex,
             kind="local",
             folder=folder,
-            temp_dir=private_folders.make_temporary("rd-", TEMP_PATH_BYTES - len("/r")),
+            temp_dir=private_folders.make_temporary(TEMP_PATH_BYTES - len("/r")),
             python=python,
-            ports=choose_ports(options.ports, remembered_ports(folder), taken),
+            ports=up.choose_ports(options.ports, up.remembered_ports(folder), taken),
             cpus=options.cpus or cpus_for(gpus),
             gpus=gpus,
             debugger=options.debugger,
@@ -231,7 +214,7 @@ def _start(cluster: Cluster) -> Cluster:
 
 
 def _wait_for(cluster: Cluster, on_phase: Callable[[str], None]) -> None:
-    wait_until_up(
+    up.wait_until_up(
         cluster.name, lambda: _phase_of(cluster), on_phase, lambda: state.keep_logs(cluster),
         limit_s=UP_TIMEOUT_S, every_s=0.05,
     )  # fmt: skip
@@ -267,7 +250,7 @@ def _start_gateway_again(cluster: Cluster, on_phase: Callable[[str], None]) -> N
     why = None
     deadline = time.monotonic() + GATEWAY_TIMEOUT_S
     while time.monotonic() < deadline:  # that a connection opens says nothing: the supervisor itself listens there
-        raise_if_interrupted()
+        up.raise_if_interrupted()
         why = state.read_status(cluster)["gateway"]
         if why is None and ask(url, timeout_s=1.0) == "ok":
             return

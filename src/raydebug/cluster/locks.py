@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from raydebug import render
 from raydebug.cluster.state import check_name, clusters_dir, writing
-from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.errors import TakenError, UsageError
 from raydebug.settings.files import open_private
 
 
@@ -27,12 +27,11 @@ def only_one(name: str, *, wait: bool = False) -> Iterator[None]:
             else:
                 flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise RaydebugError(
+            raise TakenError(
                 f"another `raydebug up` of cluster '{name}' is at work",
                 cause=f"it holds the lock {file.name}",
                 fix="wait for it, or choose another name with --name",
                 code="cluster.starting",
-                exit_code=Exit.TAKEN,
             ) from error
         yield
 

@@ -29,7 +29,7 @@ from raydebug.cluster.interpreter import find_interpreter, probe_environment
 from raydebug.cluster.keeper import POLL_S, REAP_PERIOD_S, Keeper, adopt_orphans, end_descendants, end_with_parent, log
 from raydebug.cluster.rendezvous import ENDED, FAILED, LOCAL_DISK, Head, NodeState
 from raydebug.cluster.up import PURPOSES, choose_ports
-from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.errors import Exit, RaydebugError, TakenError, UsageError
 from raydebug.protocol import variables
 from raydebug.settings.files import open_private
 from raydebug.settings.flavours import flavour_variables
@@ -213,10 +213,10 @@ def _refuse_running(folder: Path) -> None:
     with contextlib.suppress(OSError):
         ip, _, port = head["gcs"].rpartition(":")
         socket.create_connection((ip, int(port)), timeout=CONNECT_TIMEOUT_S).close()
-        raise RaydebugError(
+        raise TakenError(
             f"{folder} has a cluster already", cause=f"its head on {head['host']} answers at {head['gcs']}",
             fix=f"end it first, or name another folder; where that is another program, remove"
-            f" {folder / rendezvous.HEAD_FILE}", code="node.taken", exit_code=Exit.TAKEN,
+            f" {folder / rendezvous.HEAD_FILE}", code="node.taken",
         )  # fmt: skip
 
 

@@ -72,12 +72,6 @@ def join_folder(
             return open_way(cluster, options.ports), nodes, earlier is not None
 
 
-def leave_folder(cluster: Cluster) -> None:
-    """Close the way to the head and forget the cluster; its nodes run on."""
-    close_way(cluster)
-    state.forget(cluster)
-
-
 def _way(head: Head, folder: Path, through: str | None, earlier: Cluster | None) -> str:
     """Return the command that leads to the head; empty where it is this machine."""
     if through is not None:

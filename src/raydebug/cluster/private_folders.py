@@ -18,7 +18,7 @@ from raydebug.settings.files import is_strangers
 OTHERS = "run raydebug as uid {}, or with another folder for what it keeps: XDG_STATE_HOME=DIR"
 
 
-def make_temporary(prefix: str, most_bytes: int) -> Path:
+def make_temporary(most_bytes: int) -> Path:
     """Return a new private folder with an unpredictable name, in TMPDIR, or in /tmp where its path would be too long.
 
     Raises:
@@ -27,10 +27,10 @@ def make_temporary(prefix: str, most_bytes: int) -> Path:
     import tempfile  # with `random`; most commands only read a record
 
     base = Path(tempfile.gettempdir())
-    if len(os.fsencode(base / f"{prefix}12345678")) > most_bytes:
+    if len(os.fsencode(base / "rd-12345678")) > most_bytes:
         base = Path("/tmp")  # noqa: S108 - mkdtemp makes a private folder in it
-    _check_ancestors(base / prefix)
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+    _check_ancestors(base / "rd-")
+    return Path(tempfile.mkdtemp(prefix="rd-", dir=base))
 
 
 def make_private(path: Path) -> None:

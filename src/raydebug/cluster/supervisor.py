@@ -46,7 +46,12 @@ class Supervisor(Keeper):
                 state.forget(self.cluster)
 
     def _keep(self) -> None:
-        failure = self._not_private() or self._take_ports()
+        try:
+            for folder in (self.cluster.folder, self.cluster.temp_dir):
+                private_folders.check_private(folder)
+            failure = self._take_ports()
+        except RaydebugError as error:  # another user could access them
+            failure = f"{error.what}: {error.cause}"
         if failure is None:
             failure = self._start_and_watch()
             failure = failure and f"{failure}; its logs: {state.keep_logs(self.cluster)}"
@@ -72,15 +77,6 @@ class Supervisor(Keeper):
                 self._use = None
                 return False
         return True
-
-    def _not_private(self) -> str | None:
-        """Return why another user could access the cluster's folders; None if no other user can."""
-        try:
-            for folder in (self.cluster.folder, self.cluster.temp_dir):
-                private_folders.check_private(folder)
-        except RaydebugError as failure:
-            return f"{failure.what}: {failure.cause}"
-        return None
 
     def _gateway_options(self) -> list[str]:
         return ["--audit-file", str(audit_log.file_of(self.cluster.name))]

@@ -22,19 +22,12 @@ from pathlib import Path
 import psutil
 
 from raydebug import process
-from raydebug.cluster import state
+from raydebug.cluster import state, up
 from raydebug.cluster.connection import ENDED, FAR_PORT
 from raydebug.cluster.environment import without_slurm
 from raydebug.cluster.local import supervisor_of
 from raydebug.cluster.ray_node import below, last_words
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up import (
-    choose_ports,
-    choosing_ports,
-    ignore_interrupts,
-    raise_if_interrupted,
-    undone_unless_whole,
-)
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.process import SAFE_PATH, too_old
 from raydebug.settings.files import open_private
@@ -104,17 +97,17 @@ def open_way(cluster: Cluster, asked: Mapping[str, int | None]) -> Cluster:
     far = cluster.remote.far
     moved = [purpose for purpose, port in asked.items() if port and cluster.ports.get(purpose, port) != port]
     if moved and supervisor_of(cluster) is not None:
-        with choosing_ports(cluster.name) as taken:  # refused before the way is closed
-            choose_ports(dict(asked), {}, taken, moved)
+        with up.choosing_ports(cluster.name) as taken:  # refused before the way is closed
+            up.choose_ports(dict(asked), {}, taken, moved)
         close_way(cluster)
     if not cluster.remote.through:
         cluster = replace(_at(cluster, far), supervisor_pid=0)
         state.save_cluster(cluster)
     elif supervisor_of(cluster) is None:
         for _ in range(TRIES):
-            with choosing_ports(cluster.name) as taken, ignore_interrupts():  # what was started is recorded
-                cluster = _start(_at(cluster, choose_ports(dict(asked), cluster.ports, taken, far)))
-            with undone_unless_whole(partial(close_way, cluster)):  # who called has no record of this process yet
+            with up.choosing_ports(cluster.name) as taken, up.ignore_interrupts():  # what was started is recorded
+                cluster = _start(_at(cluster, up.choose_ports(dict(asked), cluster.ports, taken, far)))
+            with up.undone_unless_whole(partial(close_way, cluster)):  # who called has no record of this process yet
                 if _listens(cluster):
                     return cluster
             close_way(cluster)  # it may only be slow
@@ -136,7 +129,9 @@ def _start(cluster: Cluster) -> Cluster:
     argv = [*here, *command_of(cluster.remote.through, cluster.python)]
     with open_private(cluster.folder / LOG, "wb") as log:
         environ = without_slurm(os.environ) if cluster.remote.slurm_job else os.environ
-        tunnel = process.start(argv, env=environ, output=log, cwd=folder_of_commands(cluster), new_session=True)
+        folder = Path(cluster.remote.called_in)
+        cwd = folder if folder.is_absolute() and folder.is_dir() else None
+        tunnel = process.start(argv, env=environ, output=log, cwd=cwd, new_session=True)
     cluster = replace(cluster, supervisor_pid=tunnel.pid, supervisor_birth=process.birth_of(tunnel.pid))
     state.save_cluster(cluster)
     return cluster
@@ -146,7 +141,7 @@ def _listens(cluster: Cluster) -> bool:
     """Wait until the cluster's process listens on all its ports, and return whether it does; another's may be there."""
     deadline = time.monotonic() + STARTS_S
     while (found := supervisor_of(cluster)) is not None and time.monotonic() < deadline:
-        raise_if_interrupted()
+        up.raise_if_interrupted()
         with contextlib.suppress(psutil.Error):
             open_ports = {at.laddr.port for at in found.net_connections("tcp") if at.status == psutil.CONN_LISTEN}
             if open_ports.issuperset(cluster.ports.values()):
@@ -160,12 +155,6 @@ def _at(cluster: Cluster, ports: dict[str, int]) -> Cluster:
     forms = {"gateway": "127.0.0.1:{}", "dashboard": "http://127.0.0.1:{}"}
     addresses = {purpose: forms[purpose].format(port) for purpose, port in ports.items()}
     return replace(cluster.with_remote(**addresses), ports=ports)
-
-
-def folder_of_commands(cluster: Cluster) -> Path | None:
-    """Return the folder that `up` was called in: a command may name files there."""
-    folder = Path(cluster.remote.called_in)
-    return folder if folder.is_absolute() and folder.is_dir() else None
 
 
 def last_said(cluster: Cluster) -> str:

@@ -29,7 +29,7 @@ from raydebug import render
 from raydebug.cluster import audit_log, state
 from raydebug.cluster.find import find_cluster
 from raydebug.cluster.locks import flock, only_one, open_lock
-from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.errors import Exit, RaydebugError, TakenError, UsageError
 
 # Ray's default range for workers is 10002-19999, the kernel's for outgoing connections 32768-60999. Tests that run side
 # by side have a part of it each (tests/conftest.py): between the choice of a port and its use another could choose it.
@@ -171,12 +171,11 @@ def refuse_other_ports(options: UpOptions, running: state.Cluster) -> None:
         is_here = not running.remote.through  # else another way leads there (tunnel.py)
         if wanted and is_here and running.ports.get(purpose, wanted) != wanted:
             name = state.name_option(running.name)
-            raise RaydebugError(
+            raise TakenError(
                 f"cluster '{running.name}' runs already, and its {purpose} has another port than {wanted}",
                 cause=f"it has port {running.ports[purpose]}, chosen when it was started",
                 fix=f"leave --{purpose}-port out, or `raydebug down{name}` first",
                 code="port.other",
-                exit_code=Exit.TAKEN,
             )
 
 
@@ -210,22 +209,20 @@ def _any_free(used: Collection[int], within: str | None) -> int:
         port = random.randrange(first, end)  # noqa: S311 - no secret, only to keep out of each other's way
         if port not in used and is_free(port):
             return port
-    raise RaydebugError(
+    raise TakenError(
         "no free port was found",
         cause=f"200 ports tried in {first}-{end - 1}, all taken",
         fix="end what listens there (`ss -ltnp` lists it)",
         code="port.none-free",
-        exit_code=Exit.TAKEN,
     )
 
 
 def _taken(purpose: str, port: int, why: str) -> RaydebugError:
-    return RaydebugError(
+    return TakenError(
         f"port {port} for the {purpose.replace('_', ' ')} is taken",
         cause=why,
         fix=f"end it, or choose another port with --{purpose.replace('_', '-')}-port (0 takes a free one)",
         code="port.taken",
-        exit_code=Exit.TAKEN,
     )
 
 
@@ -302,13 +299,12 @@ def starting(options: UpOptions, kind: str) -> Iterator[state.Cluster | None]:
         running = find_cluster(options.name)
         if running is not None and running.kind != kind:
             name = state.name_option(running.name)
-            raise RaydebugError(
+            raise TakenError(
                 f"cluster '{running.name}' is there, of the kind {running.kind}",
                 cause="what `up` has started and its record are kept until `raydebug down`",
                 fix=f"`raydebug up{name}` starts it again, `raydebug down{name}` removes it; or another name with"
                 " --name",
                 code="cluster.other-kind",
-                exit_code=Exit.TAKEN,
             )
         yield running
 

@@ -7,7 +7,6 @@ _private/runtime_env/working_dir.py and packaging.py.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fnmatch
 import functools
@@ -148,10 +147,8 @@ def _resources(cluster: Cluster, dashboard: Dashboard) -> str:
     deadline = time.monotonic() + REPORTS_WITHIN_S
     while not found and time.monotonic() < deadline:
         for node in dashboard.living_nodes()[:ASKED_NODES]:
-            with contextlib.suppress(RaydebugError):
-                for word in dashboard.node_statistics(node["node_id"]).get("cmdline") or ():
-                    if word.startswith(RESOURCES):
-                        found.setdefault(word.removeprefix(RESOURCES), node["node_ip"])
+            if place := dashboard.option_of_raylet(node["node_id"], RESOURCES):
+                found.setdefault(place, node["node_ip"])
         time.sleep(0 if found else 1)
     if len(found) == 1:
         return found.popitem()[0]

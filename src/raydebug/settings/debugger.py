@@ -52,19 +52,13 @@ def mode_of(environ: Mapping[str, str]) -> str:
     for name, value in sorted(environ.items()):
         if not name.startswith(RAY_DEBUG):
             continue
-        if name not in _ALLOWED:
+        if value not in _ALLOWED.get(name, ()):
+            known = f"{name} takes {', '.join(_ALLOWED[name])}" if name in _ALLOWED else "Ray has no such variable"
             raise UsageError(
-                f"{name} is not a variable of Ray's",
-                cause=f"{name}={value} is set in your environment, and Ray ignores it silently",
+                f"{name}={value} means nothing to Ray",
+                cause=f"{known}: with what your environment has, breakpoints or crashes silently do not stop",
                 fix=f"unset {name}; to stop at crashes use `--debugger post-mortem`",
                 code="debugger.unknown-variable",
-            )
-        if value not in _ALLOWED[name]:
-            raise UsageError(
-                f"{name}={value} is not a value that Ray knows",
-                cause=f"{name} takes {', '.join(_ALLOWED[name])}; with '{value}' Ray's breakpoints silently do nothing",
-                fix=f"unset {name}",
-                code="debugger.unknown-value",
             )
     wanted = (environ.get(RAY_DEBUG, "1"), environ.get(RAY_DEBUG_POST_MORTEM, "0"))
     for word, variables in MODES.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 from raydebug import process, render
 from raydebug.cluster.compose.preflight import engine_folder, free_bytes
 from raydebug.cluster.gpus import Gpu, list_gpus
-from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.errors import Exit, RaydebugError, TakenError, UsageError
 from raydebug.settings.files import IMAGE_SBOM
 from raydebug.settings.flavours import Lock, read_lock, require_flavour
 
@@ -161,12 +161,11 @@ def _explain_failure(engine_data: str, base: str) -> None:
     """Say what a failed build's last lines do not: the engine's disk is full, or there is no such base."""
     folder = engine_folder(engine_data, os.environ.get("DOCKER_HOST", ""))
     if folder and (have_bytes := free_bytes(folder)) < FULL_BYTES:
-        raise RaydebugError(
+        raise TakenError(
             "the image cannot be built, and the disk of the Docker engine is full or almost",
             cause=f"{folder} has {have_bytes / 1e9:.1f} GB free",
             fix="make room there: `docker builder prune` removes builds, `docker system df` shows what else takes it",
             code="disk.full",
-            exit_code=Exit.TAKEN,
         )
     if not base:
         return

@@ -8,11 +8,10 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from raydebug import process, render
-from raydebug.cluster import state
+from raydebug.cluster import state, up
 from raydebug.cluster.compose import engine, preflight
 from raydebug.cluster.compose.container_user import choose_user
 from raydebug.cluster.compose.engine import Container, Engine
@@ -31,18 +30,8 @@ from raydebug.cluster.find import find_cluster
 from raydebug.cluster.private_folders import remove_private
 from raydebug.cluster.runner import IMAGE_PYTHON
 from raydebug.cluster.state import Cluster, name_option
-from raydebug.cluster.up import (
-    UpOptions,
-    choose_ports,
-    choosing_ports,
-    raise_if_interrupted,
-    refuse_other_ports,
-    remembered_ports,
-    starting,
-    undone_unless_whole,
-    wait_until_up,
-)
-from raydebug.errors import Exit, RaydebugError
+from raydebug.cluster.up import UpOptions
+from raydebug.errors import Exit, RaydebugError, TakenError
 from raydebug.settings.files import atomic_write, compose_dir, environment_dir
 from raydebug.settings.flavours import read_lock
 
@@ -67,10 +56,10 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
     """
     found = engine.connect_to_change()
     project = project_of(options.name)
-    with starting(options, "compose") as running:
+    with up.starting(options, "compose") as running:
         ours = found.containers(project) if running is not None else []
         if running is not None and ours:
-            refuse_other_ports(options, running)
+            up.refuse_other_ports(options, running)
             if all(container.is_ready for container in ours):
                 return running, False
             _look_at_project_file(running, settings_of(running), yes=options.yes)
@@ -78,11 +67,11 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
             _create(running, found, on_phase, "--no-recreate")  # a new image must not end a node with its pauses
             wait_until_ready(found, running, on_phase)
             return running, True
-        given = _read_given(options)
+        given = read_given(options.mounts, options.env_file, hf_cache=options.hf_cache)
         remove_private(state.kept_logs(options.name))
         flavour = preflight.check_machine(found, options.flavour, options.workers)
         caches = found.volumes(project)
-        with undone_unless_whole(lambda: _clear_begun(options.name, found, caches)):
+        with up.undone_unless_whole(lambda: _clear_begun(options.name, found, caches)):
             cluster = _begin(options, given, flavour, found, on_phase)
         return cluster, True
 
@@ -90,7 +79,7 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
 def preview(options: UpOptions) -> tuple[list[Setting], list[str]]:
     """Return the sizes that `up` would choose, and its `docker compose` command; nothing is created."""
     found = engine.connect_to_change()
-    given = _read_given(options)
+    given = read_given(options.mounts, options.env_file, hf_cache=options.hf_cache)
     flavour = preflight.flavour_here(found, options.flavour, options.workers)
     _, sizes = sizes_of(found, flavour, given.variables, workers=options.workers, logical_gpus=options.gpus or 0)
     files = [str(file) for file in files_for(flavour, given.variables, options.project)]
@@ -99,18 +88,13 @@ def preview(options: UpOptions) -> tuple[list[Setting], list[str]]:
     return sizes, [*argv, *UP]
 
 
-def _read_given(options: UpOptions) -> Given:
-    return read_given(options.mounts, options.env_file, hf_cache=options.hf_cache)
-
-
 def _begin(options: UpOptions, given: Given, flavour: str, found: Engine, on_phase: Callable[[str], None]) -> Cluster:
     host, sizes = sizes_of(found, flavour, given.variables, workers=options.workers, logical_gpus=options.gpus or 0)
     cluster = _plan(options, given, flavour, {size.name: size.value for size in sizes}, found)
     settings = settings_of(cluster)
     _look_at_project_file(cluster, settings, yes=options.yes)
-    preflight.refuse_small_shared_memory(settings)
-    preflight.refuse_large_memory(settings, host.memory_bytes)
-    raise_if_interrupted()
+    preflight.refuse_sizes(settings, host.memory_bytes)
+    up.raise_if_interrupted()
     on_phase("creating containers")
     _create(cluster, found, on_phase)
     wait_until_ready(found, cluster, on_phase)
@@ -180,7 +164,7 @@ def take_down(cluster: Cluster) -> list[str]:
 
 
 def _plan(options: UpOptions, given: Given, flavour: str, sizes: dict[str, str], found: Engine) -> Cluster:
-    folder = state.make_folder(options.name)
+    folder, files = state.make_folder(options.name), files_for(flavour, given.variables, options.project)
     if not compose_dir().joinpath("docker-compose.yml").is_file():
         raise RaydebugError(
             "docker-compose.yml is missing",
@@ -188,9 +172,12 @@ def _plan(options: UpOptions, given: Given, flavour: str, sizes: dict[str, str],
             fix="install raydebug from its wheel, or run it from a checkout",
             code="compose.missing-file",
         )
-    with choosing_ports(options.name) as taken:
+    if given.mounts:
+        files.append(folder / "mounts.json")
+        atomic_write(files[-1], as_compose(given.mounts))
+    with up.choosing_ports(options.name) as taken:
         preflight.refuse_foreign_ports(options.ports, found)
-        chosen = choose_ports(options.ports, remembered_ports(folder), taken, PUBLISHED)
+        chosen = up.choose_ports(options.ports, up.remembered_ports(folder), taken, PUBLISHED)
         token = state.make_token(folder)
         user = choose_user(options.name, options.project)
         if os.getuid() == 0:  # only the containers' user has to read it
@@ -211,21 +198,12 @@ def _plan(options: UpOptions, given: Given, flavour: str, sizes: dict[str, str],
             created=time.time(),
             project=str(options.project.resolve()),
             user="{}:{}".format(*user),
-            files=[str(file) for file in files_for(flavour, given.variables, options.project)] + _mounts(given, folder),
+            files=[str(file) for file in files],
             settings=sizes | ({} if given.env_file is None else {ENV_FILE_VARIABLE: str(given.env_file)}),
             workers=options.workers,
         )
         state.save_cluster(cluster)
     return cluster
-
-
-def _mounts(given: Given, folder: Path) -> list[str]:
-    """Write the compose file with the mounts, if there are any; return its name in a list."""
-    if not given.mounts:
-        return []
-    path = folder / "mounts.json"
-    atomic_write(path, as_compose(given.mounts))
-    return [str(path)]
 
 
 def _create(cluster: Cluster, found: Engine, on_phase: Callable[[str], None], *flags: str) -> None:
@@ -235,12 +213,11 @@ def _create(cluster: Cluster, found: Engine, on_phase: Callable[[str], None], *f
         run_compose(cluster, *argv)
     except process.CommandFailed as failure:
         if "port is already allocated" in failure.output or "address already in use" in failure.output:
-            raise RaydebugError(
+            raise TakenError(
                 f"a port of cluster '{cluster.name}' was taken just before it started",
                 cause=failure.cause,
                 fix="run `raydebug up` again, with --dashboard-port 0 --gateway-port 0 to take free ones",
                 code="port.taken",
-                exit_code=Exit.TAKEN,
             ) from failure
         if not any(words in failure.output for words in ENGINE_WENT):
             raise
@@ -268,7 +245,7 @@ def wait_until_ready(found: Engine, cluster: Cluster, on_phase: Callable[[str], 
             for container in found.containers(project_of(cluster.name)):
                 state.keep_log(state.kept_logs(cluster.name) / f"{container.name}.log", found.log_end(container))
 
-    wait_until_up(cluster.name, look, on_phase, keep_logs, limit_s=UP_TIMEOUT_S, every_s=0.2)
+    up.wait_until_up(cluster.name, look, on_phase, keep_logs, limit_s=UP_TIMEOUT_S, every_s=0.2)
 
 
 def _refuse_ended(cluster: str, container: Container, restarts_before: int, found: Engine) -> None:
@@ -287,7 +264,7 @@ def look_patiently(found: Engine, cluster: Cluster, on_phase: Callable[[str], No
     """Return the cluster's containers; an engine that restarts is waited for."""
     deadline = time.monotonic() + ENGINE_AWAY_S
     while True:
-        raise_if_interrupted()
+        up.raise_if_interrupted()
         try:
             return found.containers(project_of(cluster.name))
         except RaydebugError as failure:

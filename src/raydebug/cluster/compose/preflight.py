@@ -11,7 +11,7 @@ from raydebug import render
 from raydebug.cluster import state
 from raydebug.cluster.compose.engine import Engine
 from raydebug.cluster.gpus import NO_DRIVER, Gpu, list_gpus
-from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.errors import Exit, RaydebugError, TakenError, UsageError
 from raydebug.settings.flavours import GPU_FLAVOURS, require_flavour
 
 IMAGE_VARIABLE = "RAYDEBUG_IMAGE"  # docker-compose.yml
@@ -108,12 +108,11 @@ def refuse_foreign_ports(asked: dict[str, int | None], found: Engine) -> None:
     for purpose, port in asked.items():
         owner = found.publisher_of(port) if port else None
         if owner:
-            raise RaydebugError(
+            raise TakenError(
                 f"port {port} for the {purpose} is taken",
                 cause=f"container {owner} publishes it",
                 fix=f"end it, or choose another port with --{purpose}-port (0 takes a free one)",
                 code="port.taken",
-                exit_code=Exit.TAKEN,
             )
 
 
@@ -130,12 +129,11 @@ def check_disk(state_folder: Path, engine_folder: Path | None) -> None:
     for folder, needed_bytes, whose, fix in places:
         have_bytes = free_bytes(folder)
         if have_bytes < needed_bytes:
-            raise RaydebugError(
+            raise TakenError(
                 f"the disk of {whose} is full",
                 cause=f"{folder} has {have_bytes} bytes free, a cluster needs {needed_bytes}",
                 fix=fix,
                 code="disk.full",
-                exit_code=Exit.TAKEN,
             )
 
 
@@ -198,43 +196,32 @@ def refuse_old_driver(gpu: Gpu, flavour: str) -> None:
     )
 
 
-def refuse_small_shared_memory(settings: Mapping[str, Any]) -> None:
-    """Check that each node's object store fits in its shared memory: Ray would put it on disk, without an error. Pure.
+def refuse_sizes(settings: Mapping[str, Any], host_bytes: int) -> None:
+    """Check the sizes of containers, as the user may have set them. Pure.
 
-    The settings are output of `docker compose config --format json`.
+    An object store that does not fit in shared memory Ray would put on disk, without an error; where a container may
+    take more memory than the machine has, the kernel would end processes of the host. The settings are output of
+    `docker compose config --format json`.
 
     Raises:
-        RaydebugError: it does not fit (exit 2).
+        RaydebugError: one does not fit (exit 2).
     """
     for name, service in settings["services"].items():
         store = str((service.get("environment") or {}).get("OBJECT_STORE_BYTES") or "")
-        shm = str(service.get("shm_size") or "")
-        if not (store.isdecimal() and shm.isdecimal()) or int(store) <= int(shm):  # the entrypoint refuses other words
-            continue
-        raise UsageError(
-            f"the object store ({store} bytes) does not fit in shared memory",
-            cause=f"OBJECT_STORE_BYTES={store}, and SHM_SIZE gives a {name} {shm} bytes",
-            fix="a larger SHM_SIZE, or a smaller OBJECT_STORE_BYTES, in your environment or .env",
-            code="shm.too-small",
-        )
-
-
-def refuse_large_memory(settings: Mapping[str, Any], host_bytes: int) -> None:
-    """Check that no container may take more memory than the machine has: the kernel would end host processes. Pure.
-
-    The settings are output of `docker compose config --format json`.
-
-    Raises:
-        RaydebugError: a container may (exit 2).
-    """
-    for name, service in settings["services"].items():
-        limit = str(service.get("mem_limit") or "")
-        if not limit.isdecimal() or int(limit) <= host_bytes:
-            continue
-        variable = {"head": "HEAD_MEMORY", "worker": "WORKER_MEMORY"}.get(name, "mem_limit")
-        raise UsageError(
-            f"{variable} is larger than this machine's memory",
-            cause=f"a {name} may take {limit} bytes, and the machine has {host_bytes}",
-            fix=f"unset {variable} (environment, .env): `raydebug up` chooses one that fits; `up --dry-run` shows it",
-            code="memory.too-large",
-        )
+        shm, limit = (str(service.get(key) or "") for key in ("shm_size", "mem_limit"))
+        if store.isdecimal() and shm.isdecimal() and int(store) > int(shm):  # the entrypoint refuses other words
+            raise UsageError(
+                f"the object store ({store} bytes) does not fit in shared memory",
+                cause=f"OBJECT_STORE_BYTES={store}, and SHM_SIZE gives a {name} {shm} bytes",
+                fix="a larger SHM_SIZE, or a smaller OBJECT_STORE_BYTES, in your environment or .env",
+                code="shm.too-small",
+            )
+        if limit.isdecimal() and int(limit) > host_bytes:
+            variable = {"head": "HEAD_MEMORY", "worker": "WORKER_MEMORY"}.get(name, "mem_limit")
+            raise UsageError(
+                f"{variable} is larger than this machine's memory",
+                cause=f"a {name} may take {limit} bytes, and the machine has {host_bytes}",
+                fix=f"unset {variable} (environment, .env): `raydebug up` chooses one that fits; `up --dry-run` shows"
+                " it",
+                code="memory.too-large",
+            )
