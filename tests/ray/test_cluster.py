@@ -205,15 +205,6 @@ def test_ctrl_c_stops_the_job(run, dashboard):
     wait_for(lambda: dashboard.paused_workers() == [], "the paused worker to be gone", 15)
 
 
-@pytest.mark.timeout(90)
-def test_run_without_a_cluster(private_state):
-    """Without a cluster `run` starts one, runs the job, and takes it down afterwards."""
-    done = raydebug("run", "--name", "alone", "--", "python", "-c", "import ray; ray.init(); print('ran', 6 * 7)")
-    assert done.returncode == 0, done.stderr
-    assert "ran 42" in done.stdout
-    assert find_cluster("alone") is None
-
-
 def heeds_hangups() -> None:
     """Restore the default action of SIGHUP: under nohup these tests and their child processes ignore it."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
