@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -124,7 +125,7 @@ def test_follow_as_run_does(cluster: Cluster) -> None:
 
 
 EXPORTS = """
-export PYTHONPATH=$PWD/fork:$PYTHONPATH COLOUR=red NCCL_DEBUG=INFO MY_API_KEY=hush RAY_COLOUR=red
+export PYTHONPATH=$PWD/fork:$PYTHONPATH COLOUR=${SHADE:-red} NCCL_DEBUG=INFO MY_API_KEY=hush RAY_COLOUR=red
 for n in $(seq 240); do export "BIG_$n=$(printf '%0600d' $n)"; done
 python driver.py | cat
 """
@@ -141,14 +142,14 @@ print("seen:", ray.get(seen.remote()))
 
 
 def test_exports_of_a_script_reach_the_workers(cluster: Cluster, tmp_path: Path) -> None:
-    """Workers see what the job's script exports, but for secrets and Ray's own; ray.init's values win."""
+    """Workers see what the job's script exports, made of this shell's variables; ray.init's values win."""
     (tmp_path / "fork").mkdir()
     (tmp_path / "fork" / "paper.py").write_text("NAME = 'ours'\n")
     (tmp_path / "run.sh").write_text(EXPORTS)
     (tmp_path / "driver.py").write_text(DRIVER)
     argv = [str(RAYDEBUG), "run", "--name", cluster.name, "--", "bash", "run.sh"]
     done = subprocess.run(argv, cwd=tmp_path, timeout=90, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+                          env=os.environ | {"SHADE": "blue"}, check=False)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "seen: ['ours', 600, 'red', 'WARN', None, None]" in done.stdout
+    assert "seen: ['ours', 600, 'blue', 'WARN', None, None]" in done.stdout
     assert "BIG_99, COLOUR, NCCL_DEBUG, PYTHONPATH" in done.stdout + done.stderr

@@ -58,6 +58,35 @@ def test_plan_of_a_training_without_options() -> None:
     assert plan(["python", "train.py"]).notes == []
 
 
+SHELL = {"REWARD": "hangs.py", "STEPS": "9", "HOME": "/home/me", "RAY_ADDRESS": "x", "WANDB_API_KEY": "k", "OTHER": "1"}
+
+
+@pytest.mark.parametrize(
+    ("there", "of_cluster", "words"),
+    [
+        (cluster(), {}, ["env", "REWARD=hangs.py", "STEPS=9", "bash", "train.sh"]),
+        (cluster(), {"STEPS": "9", "REWARD": "other.py"}, ["env", "REWARD=hangs.py", "bash", "train.sh"]),
+        (cluster(), SHELL, ["bash", "train.sh"]),
+        (None, {}, ["bash", "train.sh"]),
+    ],
+    ids=["all", "what differs", "a cluster of this shell", "no cluster yet"],
+)
+def test_variables_of_the_shell(
+    tmp_path: Path, there: Cluster | None, of_cluster: dict[str, str], words: list[str]
+) -> None:
+    """What a script, or one that it starts, reads of this shell reaches the job; no key, nothing of this machine."""
+    (tmp_path / "train.sh").write_text(
+        "echo $HOME ${RAY_ADDRESS} $WANDB_API_KEY\nbash inner.sh ${REWARD:-default.py}\n"
+    )
+    (tmp_path / "inner.sh").write_text('python train.py "$1" --steps "${STEPS}"\n')
+    facts = Facts(read_command(["bash", "train.sh"], SHELL, tmp_path), "/w", there, environ=of_cluster)
+    found = plan_run(RunOptions(command=["bash", "train.sh"], name="mine"), facts, SHELL)
+    assert found.job.command == words
+    named = ", ".join(word.partition("=")[0] for word in words if "=" in word)
+    told = [f"note: the job gets variables of this shell that its script reads: {named}"] if named else []
+    assert [note for note in found.notes if "this shell" in note] == told
+
+
 def test_plan_of_all_options() -> None:
     """Every option that is for the job is in the job, under the names that the driver reads."""
     found = plan(

@@ -83,6 +83,7 @@ def find_facts(options: RunOptions) -> Facts:
         why_so_many=environment.why_so_many(options.gpus, os.environ) if kind is None else "",
         need=find_need(reading, folder, cluster, profile),
         breaks=resolve_breaks(options.breaks, runner=runner, working_dir=folder, search=reading.python_path),
+        environ=local.environ_of(cluster) if cluster is not None and cluster.is_local else {},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -23,7 +24,7 @@ from raydebug.cli.options import (
     tiny_kinds,
 )
 from raydebug.errors import Exit, RaydebugError, UsageError
-from raydebug.protocol.secrets import without_secret_arguments
+from raydebug.protocol.secrets import is_secret, without_secret_arguments
 
 if TYPE_CHECKING:
     from raydebug.check.stages import Outcome
@@ -123,6 +124,15 @@ _Upload = Annotated[
         show_default=False,
     ),
 ]
+_Env = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env",
+        help="A variable for the job: NAME=VALUE, or NAME for this shell's value. Those that a shell script reads go"
+        " along by themselves.",
+        metavar="NAME[=VALUE]",
+    ),
+]
 _Detach = Annotated[bool, typer.Option("--detach", help="Leave the job running and return at once.")]
 _Again = Annotated[
     str | None,
@@ -155,6 +165,7 @@ def run(
     record: _Record = None,
     replay: _Replay = None,
     only: _Only = None,
+    env: _Env = None,
     upload: _Upload = None,
     detach: _Detach = False,
     gpus: _Gpus = None,
@@ -174,9 +185,10 @@ def run(
     """
     from raydebug.cli.launch import launch
     from raydebug.cli.run_plan import RunOptions
+    from raydebug.jobs.submit import with_variables
 
     options = RunOptions(
-        command=command or [],
+        command=with_variables(command or [], _named_variables(env or [])),
         name=name,
         profile=profile,
         tiny=tiny_kinds(model, data),
@@ -197,6 +209,27 @@ def run(
     if dry_run or verl is not None or as_json:
         raise typer.Exit(_show_command(options, again, verl, dry_run=dry_run, as_json=as_json))
     raise typer.Exit(launch(options, again))
+
+
+def _named_variables(words: list[str]) -> dict[str, str]:
+    """Return the variables that `--env` names.
+
+    Raises:
+        UsageError: one is not set here, its name is none, or it is a secret, which Ray would show.
+    """
+    given: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        cause = "this shell has no such variable" if not equals and name not in os.environ else ""
+        if not name.isidentifier():
+            cause = "a name has letters, digits and _"
+        elif is_secret(name):
+            cause = "Ray shows a job's variables to all who read its list of jobs; keys belong to the cluster"
+        if cause:
+            fix = "export it and start the cluster from this shell" if is_secret(name) else "--env NAME=VALUE"
+            raise UsageError(f"--env {name} is not possible", cause=cause, fix=fix, code="run.env")
+        given[name] = value if equals else os.environ[name]
+    return given
 
 
 def _show_command(options: RunOptions, again: str | None, version: str | None, *, dry_run: bool, as_json: bool) -> int:

@@ -12,7 +12,7 @@ from raydebug.cluster.state import Cluster
 from raydebug.commands.trainings import Reading
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.jobs.stop_options import WITH_PAUSES, tripwire_variables
-from raydebug.jobs.submit import Job
+from raydebug.jobs.submit import Job, of_shell, with_variables
 from raydebug.profile.load import BASE
 from raydebug.profile.rollouts import Rollouts
 from raydebug.protocol import variables
@@ -74,6 +74,7 @@ class Facts:
         why_so_many: the reason for their number, without a cluster.
         need: what the command asks for; None where it is not known.
         breaks: where it stops.
+        environ: of the cluster's processes, as far as it is known.
     """
 
     reading: Reading
@@ -83,6 +84,7 @@ class Facts:
     why_so_many: str = ""
     need: Need | None = None
     breaks: list[BreakpointSpec] = field(default_factory=list)
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,11 @@ def plan_run(options: RunOptions, facts: Facts, environ: Mapping[str, str]) -> R
         debugging = ({} if options.keep_watchdogs else widened(environ)) | recorder_variables(environ)
     if options.gpu_history or options.profile_in_force == "debug":
         tripwires[variables.GPU_HISTORY] = "1"
+    given = {} if facts.cluster is None else of_shell(facts.reading.asked, environ, facts.environ)
+    if given:
+        notes.append(f"note: the job gets variables of this shell that its script reads: {', '.join(given)}")
     job = Job(
-        command=options.command,
+        command=with_variables(options.command, given),
         working_dir=facts.working_dir,
         debugger=None if origin == "default" else mode,
         profile=options.profile_in_force,

@@ -154,6 +154,14 @@ def supervisor_of(cluster: Cluster) -> psutil.Process | None:
     return None
 
 
+def environ_of(cluster: Cluster) -> dict[str, str]:
+    """Return the variables that a local cluster's processes began with; none where they cannot be read."""
+    try:
+        return psutil.Process(cluster.supervisor_pid).environ()
+    except (psutil.Error, OSError):
+        return {}
+
+
 def marked_processes(cluster: Cluster) -> list[psutil.Process]:
     """Return the processes whose environment has the cluster's id, with their descendants."""
     found: dict[int, psutil.Process] = {}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from raydebug.trainers.trainer import Program
 NESTED_AT_MOST = 4
 _PART_OF_PYTHON = ("pip", "venv", "http.server", "json.tool")
 READINGS_MAX = 16  # of a script, with other branches
+_ASKED = re.compile(r"\$\{?[#!]?([A-Za-z_]\w*)")  # `$NAME`, `${NAME:-...}`
 _EXPORTED = frozenset("x")
 _BEFORE = "the same line has started it before, perhaps with other words"
 _MANY = f"more than {READINGS_MAX} branches were not decided: not all of them were read"
@@ -56,6 +58,7 @@ class Reading:
     command: list[str]
     trainings: list[Training]  # as far as its script was read
     unreadable: RaydebugError | None = None  # why it cannot be read
+    asked: frozenset[str] = frozenset()  # the variables that its scripts name
 
     @property
     def python_path(self) -> list[str]:
@@ -70,36 +73,37 @@ def find_trainings(command: Sequence[str], environ: Mapping[str, str], folder: P
     Raises:
         RaydebugError: a script cannot be read.
     """
-    return _follow(command, environ, folder).trainings
+    return _follow(command, environ, folder, set()).trainings
 
 
 def other_programs(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> list[str]:
     """Return the Python programs that a command runs and that are no known trainings, for an error about it."""
-    return list(dict.fromkeys(_follow(command, environ, folder).others))
+    return list(dict.fromkeys(_follow(command, environ, folder, set()).others))
 
 
-def _follow(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> _Follower:
+def _follow(command: Sequence[str], environ: Mapping[str, str], folder: Path, asked: set[str]) -> _Follower:
     exported = {name: Variable(text, _EXPORTED) for name, text in environ.items()}
-    follower = _Follower(exported, folder)
+    follower = _Follower(exported, folder, asked)
     follower.run(list(command), frozenset())
     return follower
 
 
 def read_command(command: list[str], environ: Mapping[str, str], folder: Path) -> Reading:
     """Return what `find_trainings` does; a script that cannot be read has no trainings."""
+    asked: set[str] = set()
     try:
-        return Reading(command, find_trainings(command, environ, folder))
+        return Reading(command, _follow(command, environ, folder, asked).trainings, asked=frozenset(asked))
     except RaydebugError as failure:
-        return Reading(command, [], failure)
+        return Reading(command, [], failure, frozenset(asked))
 
 
 class _Follower:
     """Follows commands; a script that it names is read in turn."""
 
-    def __init__(self, environ: Mapping[str, Variable], folder: Path, depth: int = 0) -> None:
+    def __init__(self, environ: Mapping[str, Variable], folder: Path, asked: set[str], depth: int = 0) -> None:
         self.trainings: list[Training] = []
         self.others: list[str] = []  # Python programs that are no known trainings
-        self._environ, self._folder, self._depth = dict(environ), folder, depth
+        self._environ, self._folder, self._asked, self._depth = dict(environ), folder, asked, depth
         self._where: tuple[int, ...] = ()
         self._files: dict[Path, str | None] = {}
         self._again = ""
@@ -203,6 +207,7 @@ class _Follower:
 
     def _read_inner(self, text: str, state: State, notes: frozenset[str], file: Path | None = None) -> None:
         """Read a script; one inside of another that cannot be read leaves the other as it is."""
+        self._asked.update(_ASKED.findall(text))
         try:
             self._read(text, state, notes)
         except Unreadable as failure:
@@ -256,7 +261,7 @@ class _Follower:
             name: Variable(text, _EXPORTED, command.unsure.get(name, frozenset()))
             for name, text in command.environ.items()
         }
-        inner = _Follower(environ, command.folder, self._depth + 1)
+        inner = _Follower(environ, command.folder, self._asked, self._depth + 1)
         inner.trainings, inner.others = self.trainings, self.others
         inner._where, inner._again = (*self._where, *command.where), command.again
         inner._files = command.files

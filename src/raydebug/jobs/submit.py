@@ -8,7 +8,7 @@ import os
 import secrets
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -110,6 +110,49 @@ def _given(command: Sequence[str]) -> dict[str, str]:
         if name.isidentifier() and not is_secret(name) and not stays:
             given[name] = value
     return given
+
+
+# What describes this machine or this terminal, and so not the job's.
+_OF_MACHINE = frozenset(("COLUMNS", "HOME", "HOSTNAME", "LINES", "LOGNAME", "OLDPWD", "PWD", "SHELL", "SHLVL", "USER"))
+_OF_MACHINES = (
+    "BASH",
+    "CONDA",
+    "CUDA_V",
+    "LC_",
+    "LD_",
+    "PATH",
+    "PYTHONPATH",
+    "RAY",
+    "SLURM",
+    "SSH_",
+    "TERM",
+    "TMP",
+    "VIRTUAL_",
+    "XDG_",
+)
+
+
+def of_shell(asked: Iterable[str], environ: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of this shell that a job's script asks for and that its cluster lacks. Pure.
+
+    Args:
+        asked: the names in its scripts.
+        environ: of this shell.
+        there: of the cluster, as far as it is known.
+    """
+    return {
+        name: environ[name]
+        for name in sorted(set(asked) & environ.keys() - _OF_MACHINE)
+        if environ[name] != there.get(name) and not name.startswith(_OF_MACHINES) and not is_secret(name)
+    }
+
+
+def with_variables(command: list[str], given: Mapping[str, str]) -> list[str]:
+    """Return a command that has these variables: `env NAME=VALUE... COMMAND`, which `job_variables` reads."""
+    if not given:
+        return command
+    rest = command[1:] if command[:1] == ["env"] else command
+    return ["env", *(f"{name}={value}" for name, value in given.items()), *rest]
 
 
 def folder_of(entrypoint: str) -> str | None:
