@@ -12,6 +12,7 @@ from raydebug.trainers.registry import recognise
 from raydebug.trainers.verl import checks
 from raydebug.trainers.verl.checks import PpoChecks
 from raydebug.trainers.verl.config_files import leaves
+from raydebug.trainers.verl.trainer import VERL
 
 MEGATRON = ("--config-name=ppo_megatron_trainer",)
 COMMANDS = (
@@ -35,7 +36,7 @@ def test_the_same_values_as_hydra_s(said: tuple[str, ...], tmp_path: Path, monke
     assert program is not None
 
     def compose() -> Any:
-        return PpoChecks().compose(program, argv, folder=tmp_path, search=[str(verl.parent)])
+        return PpoChecks(VERL).compose(program, argv, folder=tmp_path, search=[str(verl.parent)])
 
     by_hydra = compose()
     monkeypatch.setattr(checks, "first_missing", lambda *_: "hydra")

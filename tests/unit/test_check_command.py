@@ -231,7 +231,7 @@ def test_wandb_without_a_key() -> None:
 
 def estimated(changed: dict[str, Any], sizes: dict[str, int], parameters: int, *, stateful: bool) -> Estimate:
     """Estimate the memory of a command."""
-    checks, of = target().checks, target().config(config(**changed))
+    checks, of = target().rules, target().config(config(**changed))
     return estimate(of, checks.trained_bytes(of, parameters), sizes, parameters, stateful=stateful)
 
 

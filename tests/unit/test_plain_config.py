@@ -12,6 +12,7 @@ from raydebug.trainers.registry import recognise
 from raydebug.trainers.verl.checks import PpoChecks
 from raydebug.trainers.verl.config_files import NotComposed
 from raydebug.trainers.verl.plain_config import parsed, resolved, split_unread, with_overrides
+from raydebug.trainers.verl.trainer import VERL
 from verl_fork import make_fork
 
 VALUES: dict[str, Any] = {
@@ -81,7 +82,7 @@ def test_what_the_shell_decides() -> None:
 def compose(folder: Path, *said: str) -> Any:
     argv = ["python", "-m", "verl.trainer.main_ppo", *said]
     program = recognise(argv)
-    return PpoChecks().compose(program, argv, folder=folder, search=["."])
+    return PpoChecks(VERL).compose(program, argv, folder=folder, search=["."])
 
 
 def test_the_config_of_a_program(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_the_config_of_a_program(tmp_path: Path) -> None:
     make_fork(tmp_path, version="0.9.1", more={"own.same": "${data.train_batch_size}"})
     found = compose(tmp_path, "data.train_batch_size=8", "trainer.nnodes=$N", "+own.new=[1]")
     assert found.unknown == ("trainer.nnodes=$N",)
-    config = TrainingConfig(found.values, PpoChecks().keys_of(found.values))
+    config = TrainingConfig(found.values, PpoChecks(VERL).keys_of(found.values))
     assert (config.get("train_batch_size"), config.get("nodes"), config.ranks) == (8, None, None)
     assert found.values["own"] == {"same": 8, "new": [1]}
     found = compose(tmp_path, "data.train_batch_size=$B")
@@ -102,7 +103,7 @@ def test_a_program_that_is_not_here(tmp_path: Path) -> None:
     """Without the program's files the config has what the command says, and the reason."""
     argv = ["python", "own_ppo.py", "actor_rollout_ref.model.path=/m", "+a.b=1", "model=x"]
     program = recognise(argv)
-    found = PpoChecks().compose(program, argv, folder=tmp_path, search=["."])
+    found = PpoChecks(VERL).compose(program, argv, folder=tmp_path, search=["."])
     assert found.values == {"actor_rollout_ref": {"model": {"path": "/m"}}, "a": {"b": 1}, "model": "x"}
     assert found.unread == "there is no own_ppo.py here, or it is not installed"
 
@@ -116,7 +117,7 @@ def test_a_config_that_is_missing(said: str, why: str, tmp_path: Path) -> None:
     make_fork(tmp_path, version="0.9.1")
     with pytest.raises(CannotCompose) as refused:
         compose(tmp_path, said)
-    finding = PpoChecks().refused(refused.value.as_facts()["config_error"], [said])
+    finding = PpoChecks(VERL).refused(refused.value.as_facts()["config_error"], [said])
     assert (finding.code, finding.severity) == ("command.override", "error")
     if refused.value.kind == "MissingConfig":  # else in Hydra's words
         assert why in finding.why
@@ -125,7 +126,7 @@ def test_a_config_that_is_missing(said: str, why: str, tmp_path: Path) -> None:
 def test_an_older_config_has_older_keys(tmp_path: Path) -> None:
     """A setting is looked up by the key that the config has for it."""
     older = {"actor_rollout_ref": {"actor": {"ppo_micro_batch_size": 64}}, "custom_reward_function": {"path": "r.py"}}
-    keys = PpoChecks().keys_of(older)
+    keys = PpoChecks(VERL).keys_of(older)
     assert keys["micro_batch_size"] == "actor_rollout_ref.actor.ppo_micro_batch_size"
     assert TrainingConfig(older, keys).get("reward_file") == "r.py"
     assert keys["model"] == "actor_rollout_ref.model.path"
@@ -139,6 +140,6 @@ def test_the_reward_of_an_older_config() -> None:
         "reward_model": {"reward_manager": None, "enable": None},
     }
     newer["reward"]["reward_model"] = {"enable": True}
-    checks = PpoChecks()
+    checks = PpoChecks(VERL)
     found = [checks.reward_function(TrainingConfig(values, checks.keys)) for values in (older, newer, {})]
     assert [(one.manager, one.by_model) for one in found] == [("batch", True), ("dapo", True), ("naive", False)]

@@ -11,6 +11,7 @@ import pytest
 from raydebug.check.probes.prefetch import files_of, read_ahead, room_bytes
 from raydebug.trainers.config import TrainingConfig
 from raydebug.trainers.verl.checks import PpoChecks
+from raydebug.trainers.verl.trainer import VERL
 
 
 def test_what_is_read(tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def config(**more: object) -> dict[str, object]:
 
 
 def read_by(named: dict[str, object]) -> list[Path]:
-    checks = PpoChecks()
+    checks = PpoChecks(VERL)
     return files_of(checks.files_read(TrainingConfig(named, checks.keys)))
 
 

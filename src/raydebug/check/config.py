@@ -20,11 +20,12 @@ from raydebug.profile.load import load_profile
 from raydebug.settings.flavours import install, numbers
 from raydebug.trainers.config import TrainingConfig, value_at
 from raydebug.trainers.registry import TRAINERS, column_of, newest_column
-from raydebug.trainers.trainer import Program, Rules
+from raydebug.trainers.trainer import Program
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
     from raydebug.commands.trainings import Reading
+    from raydebug.trainers.verl.checks import PpoChecks
 
 # The words of the `cpu` part of the profile `debug` without which a training fails on a CPU; the others only make it
 # smaller. Values and reasons are in the profile.
@@ -43,7 +44,7 @@ def judge(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
         target: whose command it is.
         facts: `config`, `variables` of the training, `gpus` of the machine, and `verdict` of the trainer itself.
     """
-    config, rules = target.config(facts["config"]), target.checks.rules
+    config, rules = target.config(facts["config"]), target.rules
     copies = list(judge_copies(target))
     if rules is None:
         return copies
@@ -75,7 +76,7 @@ def judge_copies(target: Target) -> Iterator[Finding]:
         yield finding(f"command.copies.{case}", program=target.program, launcher=launcher, count=count)
 
 
-def _at_full_size(rules: Rules, config: TrainingConfig, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def _at_full_size(rules: PpoChecks, config: TrainingConfig, facts: Mapping[str, Any]) -> Iterator[Finding]:
     """Return what does not fit in the command without its profile, as notes: the run that is checked is the small one.
 
     The GPUs of the full size may be elsewhere.
@@ -114,7 +115,7 @@ def refused(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
     """Return the finding for a command whose config cannot be composed; empty if it was."""
     if "config_error" not in facts:
         return []
-    refusal, rules = facts["config_error"], target.checks.rules
+    refusal, rules = facts["config_error"], target.rules
     if rules is not None:
         return [rules.refused(refusal, target.arguments)]
     return [finding("command.override.elsewhere", refusal=refusal)]
@@ -176,7 +177,7 @@ def find_need(reading: Reading, folder: Path, cluster: Cluster | None, profile: 
     """Return the demand of a command under a profile; None if it is no known training or its config is unreadable."""
     try:
         target = target_of(only_training(reading), folder, cluster, profile)
-        facts = plan(target, profile, with_files=False) if target.checks.rules else {}
+        facts = plan(target, profile, with_files=False) if target.rules else {}
     except (RaydebugError, NoAnswer):
         return None  # the run itself says what is wrong
     if "gpus" not in facts:

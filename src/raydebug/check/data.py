@@ -32,7 +32,7 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
         return found
     if target.elsewhere:
         facts = _without_missing(facts)
-    if target.checks.rules is None:
+    if target.rules is None:
         return [*found, *_files_of_any_kind(target, facts), *judge_columns(target, facts)]
     if named := config.get("data_class"):
         # Source: verl 0.9.1 utils/dataset/rl_dataset.py get_dataset_class. It may read what it likes.

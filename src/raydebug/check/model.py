@@ -19,7 +19,7 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
     """Return the findings about a command's model. Pure."""
     keys = target.config(facts["config"]).keys
     found = list(not_run(facts))
-    has_rules = target.checks.rules is not None
+    has_rules = target.rules is not None
     if not has_rules:
         found.append(without_rules(target, "the support and the memory of the model"))
     if "json" not in facts:

@@ -83,7 +83,7 @@ def judge(target: Target, facts: Mapping[str, Any], variables: Mapping[str, str]
     if any("wrong" in shard for shard in facts["shards"]["shards"]) or not parameters:
         return
     stateful = any(word in kind for kind in facts["layer_types"] for word in STATEFUL)
-    rules = target.checks.rules
+    rules = target.rules
     assert rules is not None, "without rules the memory is not asked for"
     trained = rules.trained_bytes(config, parameters) if is_fsdp else 0
     needed = estimate(config, trained, sizes, parameters, stateful=stateful)

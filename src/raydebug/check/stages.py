@@ -108,7 +108,7 @@ def run_stages(
         failed = next((o.stage for o in outcomes if o.status == FAILED), None)
         if failed is not None and not keep_going:
             outcome = Outcome(stage.name, SKIPPED, 0.0, stage.budget_s, reason=f"stage {failed} failed")
-        elif stage.name == "engine" and target.checks.rules is None:
+        elif stage.name == "engine" and target.rules is None:
             missing = without_rules(target, "the start of the engine")
             outcome = Outcome(stage.name, SKIPPED, 0.0, stage.budget_s, reason=f"{missing.what}; {missing.fix}")
         else:

@@ -21,11 +21,13 @@ from raydebug.findings import Finding, finding
 from raydebug.protocol.secrets import without_secret_arguments
 from raydebug.settings.flavours import flavour_of, flavour_variables, install
 from raydebug.trainers.config import TrainingConfig
-from raydebug.trainers.registry import TRAINERS
-from raydebug.trainers.trainer import Checks, Program
+from raydebug.trainers.registry import TRAINERS, checks_of
+from raydebug.trainers.trainer import Program
 
 if TYPE_CHECKING:
     from raydebug.commands.trainings import Reading, Training
+    from raydebug.trainers.checks import Checks
+    from raydebug.trainers.verl.checks import PpoChecks
 
 KILL_AFTER_BUDGETS = 3
 LIMIT_LEAST_S = 15.0  # a machine under load is no finding: starting Python alone may take seconds there
@@ -75,7 +77,14 @@ class Target:
     def checks(self) -> Checks:
         """What is known of its program; without a command, of the first trainer's first program."""
         trainer = self.program.trainer if self.program else TRAINERS[0]
-        return trainer.checks(self.program.name if self.program else trainer.programs()[0])
+        return checks_of(trainer, self.program.name if self.program else trainer.programs()[0])
+
+    @property
+    def rules(self) -> PpoChecks | None:
+        """The rules of its program, where raydebug has some."""
+        from raydebug.trainers.verl.checks import rules_of  # 10 ms that `check env` need not pay
+
+        return rules_of(self.checks)
 
     def config(self, values: Mapping[str, Any]) -> TrainingConfig:
         """Return a config that a probe has composed."""

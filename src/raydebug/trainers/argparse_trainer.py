@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from raydebug.trainers.trainer import Checks, Installed, Program, Trainer
+from raydebug.trainers.trainer import Installed, Program, Trainer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,12 +21,10 @@ class ArgparseTrainer(Trainer):
     Attributes:
         signs: options of its training with Ray, in every release and fork.
         of_others: how options begin that another library reads from the same command.
-        files: keys for our words of data and model that no profile changes, the newest first.
     """
 
     signs: frozenset[str]
     of_others: tuple[str, ...] = ()
-    files: Mapping[str, Sequence[str]]
 
     def program_of_arguments(self, module: str, arguments: Sequence[str]) -> str | None:
         names = {argument.partition("=")[0] for argument in arguments}
@@ -58,8 +56,3 @@ class ArgparseTrainer(Trainer):
         from raydebug.trainers.options import Options
 
         return Options(list(arguments), list(launcher), self.of_others)
-
-    def checks(self, program: str) -> Checks:
-        from raydebug.trainers.file_checks import FileChecks
-
-        return FileChecks(self, program, self.files)

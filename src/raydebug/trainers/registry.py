@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from raydebug.protocol import variables
 from raydebug.trainers.keys import GONE, Column, Key
@@ -19,6 +20,9 @@ from raydebug.trainers.openrlhf import OPENRLHF
 from raydebug.trainers.slime import SLIME
 from raydebug.trainers.trainer import Program, Trainer
 from raydebug.trainers.verl.trainer import VERL
+
+if TYPE_CHECKING:
+    from raydebug.trainers.checks import Checks
 
 TRAINERS: tuple[Trainer, ...] = (VERL, OPENRLHF, SLIME)
 # Options of the interpreter that take the next argument. Source: python --help, CPython 3.11 and 3.12.
@@ -117,6 +121,17 @@ def _of_file(path: str, arguments_at: int, launcher_at: int | None = None) -> St
     """Return the program of a file by its path: `python .../verl/trainer/main_ppo.py`, or a console script's."""
     module = ".".join(path.removesuffix(".py").split("/")[-3:])
     return Started(module, arguments_at, launcher_at)
+
+
+def checks_of(trainer: Trainer, program: str) -> Checks:
+    """Return what `raydebug check` knows of a trainer's program."""
+    if trainer is VERL and program == "ppo":
+        from raydebug.trainers.verl.checks import PpoChecks
+
+        return PpoChecks(trainer)
+    from raydebug.trainers.checks import Checks
+
+    return Checks(trainer, program, trainer.files)
 
 
 def columns() -> dict[str, Mapping[str, Column]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from raydebug.trainers.keys import Column, ValueOf, read_columns
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:  # the driver of each job imports this module at its start
 
     from raydebug.findings import Finding
     from raydebug.trainers.arguments import Arguments
-    from raydebug.trainers.config import Composed, RewardFunction, TrainingConfig
     from raydebug.trainers.settings import Settings
 
 
@@ -61,95 +61,6 @@ class Installed:
     unread: str = ""
 
 
-class Checks(Protocol):
-    """What `raydebug check` needs of every program: its config, and the files that this names.
-
-    Attributes:
-        keys: raydebug's setting words and the newest release's keys.
-        sign: what an argument has before its key.
-    """
-
-    keys: Mapping[str, str]
-    sign: str
-
-    @property
-    def rules(self) -> Rules | None:
-        """Its own rules, where raydebug has some."""
-
-    def keys_of(self, values: Mapping[str, Any]) -> Mapping[str, str]:
-        """Return raydebug's setting words and the keys that this config has for them: a fork's may be older ones."""
-
-    def compose(self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Composed:
-        """Return the config of a command; the arguments are those of `Trainer.read_config`.
-
-        Raises:
-            CannotCompose: the trainer would refuse the command.
-        """
-
-    def files_read(self, config: TrainingConfig) -> FilesRead:
-        """Return the paths and names that a training reads at its start."""
-
-
-class Rules(Checks, Protocol):
-    """The rules about a program's config, and how it uses vLLM and a reward.
-
-    Attributes:
-        programs_asked: the modules whose config the trainer's library can judge.
-    """
-
-    programs_asked: tuple[str, ...]
-
-    def refused(self, refusal: Mapping[str, Any], arguments: Sequence[str]) -> Finding:
-        """Return the finding for a command that cannot be composed."""
-
-    def judge(self, config: TrainingConfig, facts: Mapping[str, Any], gpus: int | None) -> list[Finding]:
-        """Return what is wrong with a config.
-
-        Args:
-            config: of the command.
-            facts: `variables` and `gpus` of the machine, `program`, its module, and `is_release`: whether its version
-                is a known one.
-            gpus: of the cluster; None without one.
-        """
-
-    def verdict(self, composed: Composed) -> dict[str, str] | None:
-        """Return the trainer's own first refusal of a config; None if it accepts the config or was not asked."""
-
-    def judge_verdict(self, refusal: Mapping[str, Any]) -> Finding:
-        """Return the finding for the trainer's own refusal."""
-
-    def trained_bytes(self, config: TrainingConfig, parameters: int) -> int:
-        """Return the bytes of parameters, gradients and optimizer on each GPU."""
-
-    def engine_options(self, config: TrainingConfig) -> dict[str, object]:
-        """Return the arguments that the trainer gives vLLM."""
-
-    def reward_function(self, config: TrainingConfig) -> RewardFunction:
-        """Return the reward function that the config names."""
-
-    def own_reward(self) -> Callable[..., Any]:
-        """Return the trainer's own reward function."""
-
-    def reward_arguments(self, row: Mapping[str, Any], answer: str) -> dict[str, object]:
-        """Return the arguments of a call of the reward function for a row of the data.
-
-        Raises:
-            KeyError, TypeError: the row lacks a column.
-        """
-
-
-@dataclass(frozen=True)
-class FilesRead:
-    """Paths that a training reads at its start, as the config has them.
-
-    Args:
-        models: folders, or names on the Hub, of the models in use.
-    """
-
-    models: list[str]
-    data: list[str]
-
-
 class StepMetrics(TypedDict):
     """A step of a training and its metrics, by their names."""
 
@@ -179,6 +90,7 @@ class Trainer:
         step_line: pattern of the log line that reports a step, up to its metrics, with the group `step`; as a sign of
             progress it is looked for in every log, so its literal texts are rare ones.
         metric: pattern of a metric in this line.
+        files: keys for our words of data and model that no profile changes, the newest first.
         step_seconds: the one of them that is the duration of the step; empty where no line has it.
     """
 
@@ -190,6 +102,7 @@ class Trainer:
     metrics: frozenset[str]
     step_line: re.Pattern[str]
     metric = LOGGED_DICT
+    files: Mapping[str, Sequence[str]] = MappingProxyType({})
     step_seconds = ""
 
     def program_of(self, module: str) -> str | None:
@@ -271,7 +184,3 @@ class Trainer:
         Each is `module:Class.method(STEP,METRICS)`, with the names of its parameters for the two.
         """
         return ()
-
-    def checks(self, program: str) -> Checks:
-        """Return what `raydebug check` knows of a program."""
-        raise NotImplementedError

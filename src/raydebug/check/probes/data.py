@@ -20,7 +20,7 @@ from raydebug.check.probes.tokens import can_tokenize, load_tokenizer
 from raydebug.findings import describe_exception
 from raydebug.settings.flavours import numbers
 from raydebug.trainers.hub import is_hub_name
-from raydebug.trainers.trainer import Rules
+from raydebug.trainers.verl.checks import PpoChecks
 
 # Source: verl 0.4.0 to 0.6.1 trainer/ppo/reward.py get_custom_reward_fn; 0.7.0 utils/import_utils.py load_module.
 NOT_IN_SYS_SINCE = (0, 7)
@@ -47,7 +47,7 @@ def gather(request: Facts) -> Facts:
         "splits": splits,
     }
     own: list[Any] = []
-    if (rules := plan.checks.rules) is not None:
+    if (rules := plan.rules) is not None:
         facts |= {
             "lengths": _lengths(plan, rows),
             "images": look_at_images(plan, rows),
@@ -69,7 +69,7 @@ def gather(request: Facts) -> Facts:
 def _look(plan: Plan, path: str) -> Facts:
     """Return facts about one file: kind, columns with types, number of rows, the first rows."""
     file = Path(os.path.expanduser(path))  # noqa: PTH111 - as verl does: utils/fs.py
-    is_name = plan.checks.rules is None and is_hub_name(path) and file.suffix not in DATA_FILES and not file.exists()
+    is_name = plan.rules is None and is_hub_name(path) and file.suffix not in DATA_FILES and not file.exists()
     is_remote = "://" in path or is_name  # a data set of the Hub, which verl's PPO does not read
     found: Facts = {"path": path, "exists": file.exists(), "is_file": file.is_file(), "remote": is_remote}
     if not found["is_file"]:
@@ -178,7 +178,7 @@ def _lengths(plan: Plan, rows: list[Facts]) -> Facts:
     }
 
 
-def try_reward(plan: Plan, rules: Rules, rows: list[Facts], version: str = "") -> Facts:
+def try_reward(plan: Plan, rules: PpoChecks, rows: list[Facts], version: str = "") -> Facts:
     """Return what the reward function of a command returned for rows of its data."""
     reward = rules.reward_function(plan.config)
     found: Facts = {"path": reward.path, "name": reward.name, "manager": reward.manager, "calls": []}

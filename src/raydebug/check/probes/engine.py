@@ -22,11 +22,11 @@ def gather(request: Facts) -> Facts:
     config = plan.config
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     facts: Facts = {**plan.as_facts(), "phases": {}}
-    assert plan.checks.rules is not None  # the stage is not run
+    assert plan.rules is not None  # the stage is not run
     if not plan.has("the start of the rollout engine", "vllm"):
         return facts
     try:
-        _start(plan.checks.rules.engine_options(config), facts, vision=bool(has_vision(config)))
+        _start(plan.rules.engine_options(config), facts, vision=bool(has_vision(config)))
     except BaseException as failure:  # noqa: BLE001 - argument errors of vLLM end the program
         facts["failed"] = describe_exception(failure)
     facts["read"] = read_by(request, config.get("model"))

@@ -14,9 +14,11 @@ from typing import Any
 from raydebug.check.probes import Facts
 from raydebug.errors import UsageError
 from raydebug.protocol import variables as variable_names
+from raydebug.trainers.checks import Checks
 from raydebug.trainers.config import CannotCompose, Composed, TrainingConfig, first_missing
-from raydebug.trainers.registry import recognise
-from raydebug.trainers.trainer import Checks, Program
+from raydebug.trainers.registry import checks_of, recognise
+from raydebug.trainers.trainer import Program
+from raydebug.trainers.verl.checks import ASKED, PpoChecks, rules_of
 
 # Source: Hydra 1.3 _internal/utils.py get_args_parser. Deeper configs are rare, and the folder may be large.
 _FOLDERS, _DEPTHS = ("--config-path", "-cp", "--config-dir", "-cd"), ("*.yaml", "*/*.yaml", "*/*/*.yaml")
@@ -65,6 +67,11 @@ class Plan:
     config: TrainingConfig
     lacking: dict[str, list[str]] = field(default_factory=dict)
 
+    @property
+    def rules(self) -> PpoChecks | None:
+        """The rules of its program, where raydebug has some."""
+        return rules_of(self.checks)
+
     def has(self, part: str, *packages: str) -> bool:
         """Return whether these packages are installed; without one of them, a part of the check is not done."""
         missing = first_missing(*packages)
@@ -74,12 +81,11 @@ class Plan:
 
     def verdict(self) -> dict[str, str] | None:
         """Return the trainer's own refusal of the config, if its library is here to be asked."""
-        rules = self.checks.rules
-        if rules is None or self.program.module not in rules.programs_asked:
+        if self.rules is None or self.program.module not in ASKED:
             return None
         if not self.has("the trainer's own verdict on the config", "omegaconf", *VERDICT_NEEDS):
             return None
-        return rules.verdict(self.composed)
+        return self.rules.verdict(self.composed)
 
     def as_facts(self) -> Facts:
         """Return what `check/config.py` judges of it."""
@@ -114,7 +120,7 @@ def compose(request: Facts) -> Plan:
             command, profile=request["profile"], environ=os.environ, folder=Path.cwd(), search=search
         )
         command = [*command[: program.arguments_at], *applied.overlay.argv]
-    checks = program.trainer.checks(program.name)
+    checks = checks_of(program.trainer, program.name)
     composed = checks.compose(program, command, folder=Path.cwd(), search=search)
     config = TrainingConfig(composed.values, checks.keys_of(composed.values))
     for word in ("model", "tokenizer"):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from raydebug.check.probes import Facts
 from raydebug.check.probes.plan import compose
+from raydebug.trainers.checks import FilesRead
 from raydebug.trainers.hub import model_folder
-from raydebug.trainers.trainer import FilesRead
 
 # Of a model, in the order in which they are needed; of several formats of its weights, those that transformers and vLLM
 # load come first.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.findings import Finding, finding
+from raydebug.trainers.checks import Checks
 from raydebug.trainers.config import (
     CannotCompose,
     Composed,
@@ -22,11 +23,9 @@ from raydebug.trainers.config import (
     TrainingConfig,
     find_program_file,
     first_missing,
-    key_in,
     value_at,
 )
-from raydebug.trainers.keys import read_columns
-from raydebug.trainers.trainer import FilesRead, Program
+from raydebug.trainers.trainer import Program, Trainer
 from raydebug.trainers.verl import plain_config
 from raydebug.trainers.verl.batch_sizes import judge_batch
 from raydebug.trainers.verl.config_files import (
@@ -39,26 +38,26 @@ from raydebug.trainers.verl.config_files import (
     key_of,
     main_config,
 )
-from raydebug.trainers.verl.keys import KEYS_FILE, is_in_use, needs_critic
+from raydebug.trainers.verl.keys import is_in_use, needs_critic
 from raydebug.trainers.verl.patches import is_on_cpu
 
-PPO = read_columns(KEYS_FILE)["ppo"]
 _MODEL, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
-# Keys without a word in the profiles. Source: verl 0.9.1 _generated_ppo_trainer.yaml.
+# Keys without a word in the profiles, the newest first. Source: verl 0.9.1 _generated_ppo_trainer.yaml, 0.4.1
+# ppo_trainer.yaml.
 _KEYS = {
-    "trust_remote_code": f"{_MODEL}.trust_remote_code",
-    "data_trust_remote_code": "data.trust_remote_code",
-    "chat_template": f"{_MODEL}.custom_chat_template",
-    "image_column": "data.image_key",
-    "image_options": "data.mm_processor_kwargs",
-    "template_options": "data.apply_chat_template_kwargs",
-    "filter_long_prompts": "data.filter_overlong_prompts",
-    "rollout_dtype": f"{_ROLLOUT}.dtype",
-    "vllm_options": f"{_ROLLOUT}.engine_kwargs.vllm",
-    "attention_backend": f"{_ROLLOUT}.engine_kwargs.vllm.attention_backend",
-    "data_class": "data.custom_cls.path",
-    "reward_file": "reward.custom_reward_function.path",
-    "reward_name": "reward.custom_reward_function.name",
+    "trust_remote_code": (f"{_MODEL}.trust_remote_code",),
+    "data_trust_remote_code": ("data.trust_remote_code",),
+    "chat_template": (f"{_MODEL}.custom_chat_template",),
+    "image_column": ("data.image_key",),
+    "image_options": ("data.mm_processor_kwargs",),
+    "template_options": ("data.apply_chat_template_kwargs",),
+    "filter_long_prompts": ("data.filter_overlong_prompts",),
+    "rollout_dtype": (f"{_ROLLOUT}.dtype",),
+    "vllm_options": (f"{_ROLLOUT}.engine_kwargs.vllm",),
+    "attention_backend": (f"{_ROLLOUT}.engine_kwargs.vllm.attention_backend",),
+    "data_class": ("data.custom_cls.path",),
+    "reward_file": ("reward.custom_reward_function.path", "custom_reward_function.path"),
+    "reward_name": ("reward.custom_reward_function.name", "custom_reward_function.name"),
 }
 _BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 # What verl passes on to vLLM under the same name.
@@ -97,26 +96,11 @@ def targets_of(node: Any) -> Iterator[str]:
             yield from targets_of(value)
 
 
-class PpoChecks:
-    """main_ppo behind the protocol `Rules`."""
+class PpoChecks(Checks):
+    """main_ppo, with the rules about its config, and how it uses vLLM and a reward."""
 
-    sign = ""
-    programs_asked: tuple[str, ...] = ASKED
-    keys: Mapping[str, str] = {word: key.path for word, key in next(reversed(PPO.values())).items()} | _KEYS
-
-    @property
-    def rules(self) -> PpoChecks:
-        return self
-
-    def keys_of(self, values: Mapping[str, Any]) -> Mapping[str, str]:
-        """Return the keys by which a config has the settings: the newest, or an older one that it has in its place."""
-        paths = {word: [path] for word, path in self.keys.items()}
-        for word, path in _OLDER.items():
-            paths[word].append(path)
-        for column in reversed(PPO.values()):
-            for word, key in column.items():
-                paths.setdefault(word, []).extend((key.path, *key.instead_of))
-        return {word: key_in(values, known) for word, known in paths.items()}
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__(trainer, "ppo", _KEYS, frozenset().union(*trainer.keys("ppo").values()))
 
     def compose(self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Composed:
         said, unknown = plain_config.split_unread(argv[program.arguments_at :])
@@ -140,6 +124,7 @@ class PpoChecks:
             return Composed(None, plain_config.resolved(values), str(failure), tuple(unknown))
 
     def refused(self, refusal: Mapping[str, Any], arguments: Sequence[str]) -> Finding:
+        """Return the finding for a command that cannot be composed."""
         message: str = refusal["message"]
         lines = [line.strip() for line in message.splitlines() if line.strip()]
         if refusal.get("kind") in ("MissingConfig", "MissingConfigException"):  # ours, and Hydra's
@@ -164,6 +149,14 @@ class PpoChecks:
         return finding(f"command.override.key-{case}", overrides=changes, **about)
 
     def judge(self, config: TrainingConfig, facts: Mapping[str, Any], gpus: int | None) -> list[Finding]:
+        """Return what is wrong with a config.
+
+        Args:
+            config: of the command.
+            facts: `variables` and `gpus` of the machine, `program`, its module, and `is_release`: whether its version
+                is a known one.
+            gpus: of the cluster; None without one.
+        """
         values = config.values
         wrong = list(_values(values))
         if wrong:
@@ -177,6 +170,7 @@ class PpoChecks:
         return [*batch, *_parallel(values), *_gpus(values, gpus), *_loggers(values, variables)]
 
     def verdict(self, composed: Composed) -> dict[str, str] | None:
+        """Return verl's own first refusal of a config; None if it accepts the config or was not asked."""
         if composed.live is None or composed.unknown:
             return None
         from raydebug.trainers.verl.hydra_config import ask_verl
@@ -187,6 +181,7 @@ class PpoChecks:
         return ask_verl(composed.live)
 
     def judge_verdict(self, refusal: Mapping[str, Any]) -> Finding:
+        """Return the finding for verl's own refusal."""
         reason = f"{refusal['type']}: {refusal['message'].strip().partition(chr(10))[0][:250]}"
         return finding(f"command.refused.{_PARTS.get(refusal['part'], 'value')}", reason=reason, refusal=refusal)
 
@@ -249,6 +244,7 @@ class PpoChecks:
         )
 
     def own_reward(self) -> Callable[..., Any]:
+        """Return verl's own reward function."""
         from verl.utils.reward_score import default_compute_score
 
         own: Callable[..., Any] = default_compute_score
@@ -258,6 +254,9 @@ class PpoChecks:
         """Return the arguments of verl's naive reward manager.
 
         Source: verl 0.9.1 experimental/reward_loop/reward_manager/naive.py run_single.
+
+        Raises:
+            KeyError, TypeError: the row lacks a column.
         """
         return {
             "data_source": row["data_source"],
@@ -266,24 +265,19 @@ class PpoChecks:
             "extra_info": {**copy.deepcopy(row.get("extra_info") or {}), "num_turns": 2, "rollout_reward_scores": {}},
         }
 
-    def files_read(self, config: TrainingConfig) -> FilesRead:
-        """Return models and data that a training reads. Source: verl 0.9.1 _generated_ppo_trainer.yaml."""
-        paths = [config.get("model")]
+    def models(self, config: TrainingConfig) -> list[Any]:
+        """Return models that a training reads. Source: verl 0.9.1 _generated_ppo_trainer.yaml."""
+        paths = super().models(config)
         if needs_critic(partial(value_at, config.values)):
             paths.append(config.get("critic_model"))
         if self.reward_function(config).by_model:
             paths.append(value_at(config.values, "reward.reward_model.model_path"))
-        data: list[Any] = []
-        for word in ("train_data", "val_data"):
-            named = config.get(word)
-            data += named if isinstance(named, list) else [named]
-        return FilesRead(
-            [path for path in paths if isinstance(path, str) and path], [p for p in data if isinstance(p, str)]
-        )
+        return paths
 
 
-# Keys of older versions for settings without a word in the profiles. Source: verl 0.4.1 ppo_trainer.yaml.
-_OLDER = {"reward_file": "custom_reward_function.path", "reward_name": "custom_reward_function.name"}
+def rules_of(checks: Checks) -> PpoChecks | None:
+    """Return the rules of a program, where raydebug has some."""
+    return checks if isinstance(checks, PpoChecks) else None
 
 
 def _read(main: MainConfig, said: Sequence[str], unknown: Sequence[str], folder: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from raydebug.trainers.trainer import NUMBER, Checks, Installed, Program, Trainer
+from raydebug.trainers.trainer import NUMBER, Installed, Program, Trainer
 from raydebug.trainers.verl.keys import KEYS_FILE, is_in_use
 
 if TYPE_CHECKING:
@@ -136,15 +136,6 @@ class Verl(Trainer):
             return ()
         packages = dict.fromkeys((program.module.rpartition(".trainer.")[0], "verl"))
         return tuple(f"{package}.utils.tracking:Tracking.log(step,data)" for package in packages)
-
-    def checks(self, program: str) -> Checks:
-        if program != "ppo":
-            from raydebug.trainers.file_checks import FileChecks
-
-            return FileChecks(self, program)
-        from raydebug.trainers.verl.checks import PpoChecks
-
-        return PpoChecks()
 
 
 VERL = Verl()

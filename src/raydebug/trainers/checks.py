@@ -1,14 +1,14 @@
-"""What `raydebug check` knows of a program whose config has no rules here: which keys name its data and its model."""
+"""What `raydebug check` knows of a program: which keys name its data and its model; `verl/checks` adds rules."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raydebug.trainers.config import Composed, TrainingConfig, key_in
 from raydebug.trainers.options import Options
-from raydebug.trainers.trainer import FilesRead
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,32 +21,53 @@ WORDS = ("model", "tokenizer", "train_data", "val_data", "prompt_column")
 _PART = re.compile(r"@[^/@]*$")
 
 
-class FileChecks:
-    """The protocol `Checks` for a program by its table of keys.
+@dataclass(frozen=True)
+class FilesRead:
+    """Paths that a training reads at its start, as the config has them.
+
+    Args:
+        models: folders, or names on the Hub, of the models in use.
+    """
+
+    models: list[str]
+    data: list[str]
+
+
+class Checks:
+    """A program by its table of keys.
 
     Args:
         trainer: whose program it is.
         program: its name.
         more: further keys for our setting words, which no profile changes, the newest first.
+        words: those of the table's words that are known.
+
+    Attributes:
+        keys: raydebug's setting words and the newest keys for them.
+        sign: what an argument has before its key.
     """
 
-    rules = None
-
-    def __init__(self, trainer: Trainer, program: str, more: Mapping[str, Sequence[str]] | None = None) -> None:
+    def __init__(
+        self, trainer: Trainer, program: str, more: Mapping[str, Sequence[str]], words: Collection[str] = WORDS
+    ) -> None:
         self._trainer = trainer
         self.sign = "--" if isinstance(trainer.parse([], []), Options) else ""
-        self._paths: dict[str, list[str]] = {word: list(paths) for word, paths in (more or {}).items()}
+        self._paths: dict[str, list[str]] = {word: list(paths) for word, paths in more.items()}
         for column in reversed(list(trainer.keys(program).values())):
-            for word in WORDS:
-                if (key := column.get(word)) is not None:
-                    self._paths.setdefault(word, []).extend((key.path, *key.instead_of))
+            for word in words & column.keys():
+                self._paths.setdefault(word, []).extend((column[word].path, *column[word].instead_of))
         self.keys: Mapping[str, str] = {word: paths[0] for word, paths in self._paths.items()}
 
     def keys_of(self, values: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return raydebug's setting words and the keys that a config has for them: a fork's may be older ones."""
         return {word: key_in(values, paths) for word, paths in self._paths.items()}
 
     def compose(self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Composed:
-        """Return what the command, else the trainer's own config, says of data and model."""
+        """Return what the command, else the trainer's own config, says of data and model; see `Trainer.read_config`.
+
+        Raises:
+            CannotCompose: the trainer would refuse the command.
+        """
         from raydebug.trainers.verl.plain_config import split_unread
 
         installed = self._trainer.read_config(program, argv, folder=folder, search=search)
@@ -62,10 +83,16 @@ class FileChecks:
                 _set(values, path, list(_data_sets(value)) if word.endswith("_data") else value)
         return Composed(None, values, installed.unread, tuple(unknown))
 
+    def models(self, config: TrainingConfig) -> list[Any]:
+        """Return what a config names as its models, as far as it names any."""
+        return [config.get("model")]
+
     def files_read(self, config: TrainingConfig) -> FilesRead:
-        model = config.get("model")
-        named = [config.get(word) or [] for word in ("train_data", "val_data")]
-        return FilesRead([str(model)] if model else [], [path for paths in named for path in paths])
+        """Return the paths and names that a training reads at its start."""
+        named = [config.get(word) for word in ("train_data", "val_data")]
+        data = [path for paths in named for path in (paths if isinstance(paths, list) else [paths])]
+        models = [path for path in self.models(config) if isinstance(path, str) and path]
+        return FilesRead(models, [path for path in data if isinstance(path, str)])
 
 
 def _data_sets(value: Any) -> Iterator[str]:
