@@ -81,7 +81,7 @@ def test_verl_accepts_the_command(overrides: list[str], model: str) -> None:
         ],
         environ,
         installed=VERL.read_config(TRAINER, ["python", "-m", TRAINER.module], folder=Path("/"), search=sys.path),
-    ).argv
+    ).command.arguments
     code = (
         "import sys, hydra\n"
         "from verl.utils.config import validate_config\n"

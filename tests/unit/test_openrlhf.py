@@ -84,7 +84,7 @@ def test_debug_over_the_published_script(tmp_path: Path) -> None:
     (found,) = find_trainings(["bash", "train.sh"], {}, tmp_path)
     applied = debug(tmp_path, *found.argv[3:])
     now = Options(applied.argv[3:], [])
-    assert {change.key: (change.old, change.new) for change in applied.overlay.changes} == {
+    assert {change.key: (change.old, change.new) for change in applied.settings.changes} == {
         "rollout.batch_size": ("1024", "8"),
         "train.batch_size": ("128", "8"),
         "rollout.max_new_tokens": ("null", "32"),
@@ -124,7 +124,7 @@ def test_debug_in_every_release(tmp_path: Path, version: str) -> None:
     options = Options(applied.argv[3:], [])
     assert set(options.set_keys()) <= set(PUBLISHED[version])
     assert options.get(resume) is None
-    assert {change.setting for change in applied.overlay.changes} >= {"train_batch_size", "eager_rollout", "resume"}
+    assert {change.setting for change in applied.settings.changes} >= {"train_batch_size", "eager_rollout", "resume"}
     assert applied.as_json()["openrlhf"] == version
 
 

@@ -9,7 +9,12 @@ import pytest
 
 from raydebug.trainers.registry import recognise
 from raydebug.trainers.trainer import Installed
-from raydebug.trainers.verl.config_files import NotComposed, Overrides, compose, main_config
+from raydebug.trainers.verl import config_files
+from raydebug.trainers.verl.config_files import NotComposed, Overrides, leaves, main_config
+
+
+def compose(name: str, folders: list[Path], choices: dict[str, str]) -> dict[str, object]:
+    return dict(leaves(config_files.compose(name, folders, choices)))
 
 
 def write(folder: Path, **files: str) -> Path:

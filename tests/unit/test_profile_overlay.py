@@ -16,8 +16,9 @@ import pytest
 from raydebug.errors import RaydebugError
 from raydebug.profile.apply_profile import apply_in_driver
 from raydebug.profile.load import load_profile
-from raydebug.profile.overlay import Overlay, overlay_profile
+from raydebug.profile.overlay import overlay_profile
 from raydebug.trainers.registry import recognise
+from raydebug.trainers.settings import Settings
 from raydebug.trainers.trainer import Installed, Program
 from raydebug.trainers.verl.trainer import VERL
 
@@ -30,19 +31,21 @@ NEWEST = Installed("0.9.1", None, "not read here")
 cached = functools.cache(load_profile)
 
 
-def lay(*overrides: str, environ: dict[str, str] | None = None, profile: str = "debug", verl: str = "0.9.1") -> Overlay:
+def lay(
+    *overrides: str, environ: dict[str, str] | None = None, profile: str = "debug", verl: str = "0.9.1"
+) -> Settings:
     return overlay_profile(cached(profile), PPO, overrides, environ or {}, installed=Installed(verl, None))
 
 
-def fine_tune(*launcher: str, overrides: tuple[str, ...] = (), environ: dict[str, str] | None = None) -> Overlay:
+def fine_tune(*launcher: str, overrides: tuple[str, ...] = (), environ: dict[str, str] | None = None) -> Settings:
     return overlay_profile(DEBUG, SFT, overrides, environ or {}, installed=NEWEST, launcher=launcher)
 
 
-def said(overlay: Overlay) -> dict[str, str]:
+def said(overlay: Settings) -> dict[str, str]:
     """The arguments by key; a key may occur only once."""
-    keys = [argument.partition("=")[0].lstrip("+") for argument in overlay.argv if "=" in argument]
+    keys = [argument.partition("=")[0].lstrip("+") for argument in overlay.command.arguments if "=" in argument]
     assert len(keys) == len(set(keys)), keys
-    return dict(zip(keys, (a.partition("=")[2] for a in overlay.argv if "=" in a), strict=True))
+    return dict(zip(keys, (a.partition("=")[2] for a in overlay.command.arguments if "=" in a), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -160,14 +163,14 @@ def test_the_overlong_buffer_of_dapo_is_not_above_the_answer(verl: str) -> None:
 def test_what_says_the_same_is_no_change() -> None:
     """A setting that has the profile's value already is left alone, and not explained."""
     overlay = lay("trainer.val_before_train=false", "trainer.resume_mode=disable")
-    assert overlay.argv[:2] == ["trainer.val_before_train=false", "trainer.resume_mode=disable"]
+    assert overlay.command.arguments[:2] == ["trainer.val_before_train=false", "trainer.resume_mode=disable"]
     assert not [change for change in overlay.changes if change.setting in ("validate_first", "resume", "save_every")]
 
 
 def test_everything_else_passes_as_it_is() -> None:
     """Options of Hydra, deletions and keys that the profile does not know stay, in their order."""
     mine = ["--config-name", "my_trainer", "~trainer.logger", "data.train_files=[a,b]", "+x.y=1", "hydra.run.dir=/t/=x"]
-    assert lay(*mine).argv[: len(mine)] == mine
+    assert lay(*mine).command.arguments[: len(mine)] == mine
 
 
 @pytest.mark.parametrize(
@@ -175,7 +178,7 @@ def test_everything_else_passes_as_it_is() -> None:
 )
 def test_overrides_stay_together(mine: list[str]) -> None:
     """New overrides are inserted beside the user's; Hydra's parser accepts none behind options that follow those."""
-    argv = lay(*mine).argv
+    argv = lay(*mine).command.arguments
     options = [at for at, word in enumerate(argv) if word.startswith("--") or word in ("job", "x")]
     assert options == list(range(options[0], options[0] + 2)), "in one piece"
     assert options[0] == 0 or options[-1] == len(argv) - 1, "in front, or at the end"
@@ -217,7 +220,7 @@ def test_cpu_section_holds_on_a_cpu_only() -> None:
     }
     assert keys.items() <= said(lay(environ=CPU)).items()
     assert not keys.keys() & said(lay()).keys()
-    assert "++actor_rollout_ref.rollout.enable_sleep_mode=false" in lay(environ=CPU).argv
+    assert "++actor_rollout_ref.rollout.enable_sleep_mode=false" in lay(environ=CPU).command.arguments
 
 
 @pytest.mark.parametrize("profile", ["debug", "full"])
@@ -384,7 +387,7 @@ def test_a_training_that_is_not_shrunk_keeps_its_numbers(profile: str) -> None:
     actor = "actor_rollout_ref.actor"
     mine = ["data.train_batch_size=100", f"{actor}.ppo_mini_batch_size=30", f"{actor}.ppo_micro_batch_size_per_gpu=7"]
     overlay = lay(*mine, profile=profile)
-    assert set(mine) <= set(overlay.argv)
+    assert set(mine) <= set(overlay.command.arguments)
     assert not [change for change in overlay.changes if "batch" in change.setting]
 
 
@@ -428,13 +431,13 @@ def test_processes_that_run_already_are_counted() -> None:
     alone = Program(VERL, "sft", "verl.trainer.sft_trainer", 3)
     overlay = overlay_profile(DEBUG, alone, [], {"WORLD_SIZE": "6", **CPU}, installed=NEWEST)
     assert said(overlay)["data.train_batch_size"] == "6"
-    assert overlay.launcher == []
+    assert overlay.command.launcher == []
 
 
 def test_on_a_cpu_torchrun_starts_one_process() -> None:
     """With VERL_PLATFORM=cpu torchrun's own option is lowered, however it is written, and the rest of it stays."""
     overlay = fine_tune("--standalone", "--nproc-per-node", "8", "--tee", "3", environ=CPU)
-    assert overlay.launcher == ["--nproc_per_node=1", "--standalone", "--tee", "3"]
+    assert overlay.command.launcher == ["--nproc_per_node=1", "--standalone", "--tee", "3"]
     assert ("--nproc_per_node", "8", "1") in {(c.key, c.old, c.new) for c in overlay.changes}
     assert said(overlay)["trainer.device"] == "cpu"
 
@@ -498,7 +501,9 @@ LEFT = ("+data.train_batchsize=4", "~data.train_batchsize", "hydra.run.dir=/x", 
 @pytest.mark.parametrize("override", LEFT)
 def test_what_may_be_meant_is_left_to_hydra(override: str) -> None:
     """Added and deleted keys, Hydra's own, groups, whole parts and keys like no other pass as they are."""
-    assert override in overlay_profile(DEBUG, PPO, [override], {}, installed=Installed("0.4.0", CONFIG)).argv
+    assert (
+        override in overlay_profile(DEBUG, PPO, [override], {}, installed=Installed("0.4.0", CONFIG)).command.arguments
+    )
 
 
 def test_a_config_like_no_verl_is_refused() -> None:

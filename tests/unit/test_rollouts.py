@@ -27,7 +27,7 @@ def applied(rollouts: Rollouts, folder: Path, *, verl: str = "0.9.1", more: tupl
 
 
 def settings_of(rollouts: Rollouts, folder: Path, **options: Any) -> Settings:
-    return applied(rollouts, folder, **options).overlay.settings
+    return applied(rollouts, folder, **options).settings
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_fine_tuning_has_no_rollouts(tmp_path: Path) -> None:
     recording = Rollouts("record", tmp_path / "new")
     settings = apply_profile(
         argv, profile="full", environ={}, folder=tmp_path, search=[], rollouts=recording, version="0.9.1"
-    ).overlay.settings
+    ).settings
     with pytest.raises(RaydebugError, match="--record is not available"):
         recording.begin(settings, "0.9.1")
     assert not (tmp_path / "new").exists()

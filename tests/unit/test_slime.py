@@ -51,7 +51,7 @@ def test_debug_over_published_scripts(script: dict[str, Any]) -> None:
     applied = apply(script["argv"].split(), version=script["version"])
     assert {
         change.key: f"{change.old} -> {'(out)' if change.new is None else change.new}"
-        for change in applied.overlay.changes
+        for change in applied.settings.changes
     } == script["changes"]
     now = Options(applied.argv[2:], [])
 

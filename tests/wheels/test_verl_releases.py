@@ -172,11 +172,13 @@ def test_hydra_takes_every_new_command(version: str, release: Release, hydra: Hy
             if allowed and trainer not in allowed:
                 continue
             laid = laid_over(trainer, version, profile, release)
-            assert laid.overlay.version in (version, "0.9.0")
+            assert laid.settings.version in (version, "0.9.0")
             config = {"generation": "generation", "fsdp_sft": "sft_trainer", "sft": "sft_trainer_engine"}
             name = config.get(trainer.removesuffix("_ray"), "ppo_trainer")
             folder = release(version) / "verl" / "trainer" / "config"
-            jobs.append({"folder": str(folder), "name": name, "overrides": laid.overlay.argv, "select": NUMBERS})
+            jobs.append(
+                {"folder": str(folder), "name": name, "overrides": laid.settings.command.arguments, "select": NUMBERS}
+            )
             cases.append((trainer, profile, laid))
     for (trainer, profile, laid), answer in zip(cases, hydra(jobs), strict=True):
         assert "refused" not in answer, (trainer, profile, answer)
@@ -208,10 +210,10 @@ trainer.default_local_dir=/checkpoints hydra.run.dir=/checkpoints/outputs
 def test_a_command_of_the_older_line(release: Release, hydra: Hydra) -> None:
     """Every key of a fork's command under `debug` is in the config of verl 0.4.1, and its numbers divide each other."""
     laid = apply_profile(OLDER, profile="debug", environ={}, folder=Path("/"), search=[str(release("0.4.1"))])
-    assert laid.overlay.version == "0.4.1"
+    assert laid.settings.version == "0.4.1"
     installed = found("ppo", "0.4.1", release)
     assert installed is not None
-    words = [word for word in laid.overlay.argv if not word.startswith("hydra.")]
+    words = [word for word in laid.settings.command.arguments if not word.startswith("hydra.")]
     bare = [word.partition("=")[0] for word in words if not word.startswith("+")]
     assert [key for key in bare if key not in (installed.values or {})] == []
     folder = str(release("0.4.1") / "verl" / "trainer" / "config")
@@ -246,7 +248,7 @@ def test_on_a_cpu_verl_0_9_is_told_what_a_cpu_can_do(release: Release, hydra: Hy
     """With VERL_PLATFORM=cpu Hydra takes the command that asks for one process, FSDP2 and torch's own attention."""
     laid = laid_over("ppo", "0.9.1", "debug", release, VERL_PLATFORM="cpu")
     folder = str(release("0.9.1") / "verl" / "trainer" / "config")
-    (answer,) = hydra([{"folder": folder, "name": "ppo_trainer", "overrides": laid.overlay.argv}])
+    (answer,) = hydra([{"folder": folder, "name": "ppo_trainer", "overrides": laid.settings.command.arguments}])
     config = answer["raw"]
     assert (config["trainer"]["device"], config["trainer"]["n_gpus_per_node"]) == ("cpu", 1)
     assert config["actor_rollout_ref"]["actor"]["strategy"] == "fsdp2"

@@ -13,6 +13,7 @@ from raydebug.check import env, env_machine
 from raydebug.check.probes import BUSY_TIMES, MARK, Facts
 from raydebug.check.target import NoAnswer, StageResult, Target, facts_of
 from raydebug.cluster.dashboard import ENDED, Dashboard
+from raydebug.cluster.head_requests import stop_job
 from raydebug.cluster.locks import Use
 from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError, UsageError
@@ -61,8 +62,7 @@ def _run(cluster: Cluster, job: Job) -> Facts:
             time.sleep(POLL_S)
     finally:
         with contextlib.suppress(RaydebugError):
-            if dashboard.job(submission_id)["status"] not in ENDED:
-                dashboard.stop_job(submission_id)
+            stop_job(cluster, submission_id)
     log = dashboard.job_logs(submission_id)
     lines = [line for line in log.splitlines() if line.startswith(MARK)]
     if not lines:

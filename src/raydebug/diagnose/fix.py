@@ -113,7 +113,7 @@ def _with_settings(
     at = training.argv.index(_MARK)
     argv = [word for word in training.argv if word != _MARK]
     applied = _apply(replace(training, argv=argv), load_profile(profile) if profile else Profile("none", "", ()))
-    program, trainer, in_force = applied.program, applied.program.trainer, applied.overlay.settings
+    program, trainer, in_force = applied.program, applied.program.trainer, applied.settings
     values = {word: evaluate(formula, in_force.text(word)) for word, formula in formulas.items()}
     own = trainer.parse(argv[program.arguments_at :], program.launcher(argv))
     settings = in_force.of_command(own)

@@ -17,12 +17,12 @@ from raydebug import render
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.process import answer_in
 from raydebug.profile.load import Profile, load_profile
-from raydebug.profile.overlay import Overlay, overlay_profile
+from raydebug.profile.overlay import overlay_profile
 from raydebug.profile.rollouts import Rollouts
 from raydebug.profile.swap import MODEL_RULES, OURS, Build, hide_from_git, swap_in
 from raydebug.protocol import variables
 from raydebug.trainers.registry import TRAINERS, modules_known, recognise
-from raydebug.trainers.settings import Change
+from raydebug.trainers.settings import Change, Settings
 from raydebug.trainers.trainer import Installed, Program
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class AppliedProfile:
 
     program: Program
     installed: Installed
-    overlay: Overlay
+    settings: Settings
     argv: list[str]
     builds: list[Build]
 
@@ -47,11 +47,11 @@ class AppliedProfile:
         return {
             "trainer": self.program.module,
             self.program.trainer.name: self.installed.version,
-            "keys_of": self.overlay.version,
-            "changes": [asdict(change) for change in self.overlay.changes],
-            "missing": [asdict(missing) for missing in self.overlay.missing],
+            "keys_of": self.settings.version,
+            "changes": [asdict(change) for change in self.settings.changes],
+            "missing": [asdict(missing) for missing in self.settings.missing],
             "made": [{"what": build.what, "target": str(build.target)} for build in self.builds],
-            "notes": self.overlay.notes,
+            "notes": self.settings.notes,
             "argv": self.argv,
         }
 
@@ -93,12 +93,12 @@ def apply_profile(
     installed = program.trainer.read_config(program, argv, folder=folder, search=search)
     if version is not None and version != installed.version:
         installed = Installed(version, None, f"{program.trainer.name} {version} was asked for")
-    overlay = overlay_profile(
+    settings = overlay_profile(
         rules, program, argv[program.arguments_at :], environ, installed=installed, launcher=program.launcher(argv)
     )
-    builds = swap_in(tiny, overlay.settings, program, folder)
-    new = program.with_arguments(argv, overlay.settings.command)
-    return AppliedProfile(program, installed, overlay, new, builds)
+    builds = swap_in(tiny, settings, program, folder)
+    new = program.with_arguments(argv, settings.command)
+    return AppliedProfile(program, installed, settings, new, builds)
 
 
 def apply_in_driver(
@@ -119,8 +119,8 @@ def apply_in_driver(
     applied = apply_profile(
         argv, profile=profile, environ=os.environ, folder=Path.cwd(), search=search, tiny=tiny, rollouts=kept
     )
-    program, overlay = applied.program, applied.overlay
-    if any(f"{OURS}/" in str(change.new) for change in overlay.changes):
+    program, settings = applied.program, applied.settings
+    if any(f"{OURS}/" in str(change.new) for change in settings.changes):
         hide_from_git(Path(OURS))
     is_first = os.environ.get("RANK", "0") == "0"
     for build in applied.builds:
@@ -129,13 +129,13 @@ def apply_in_driver(
         build.make(os.environ)
     if is_first:
         if kept is not None:
-            kept.begin(overlay.settings, applied.installed.version)
-        _record(overlay.changes)
-        render.say(f"raydebug: the profile '{profile}' changes {len(overlay.changes)} settings of {program.module}:")
-        for line in (*overlay.changes, *overlay.notes):
+            kept.begin(settings, applied.installed.version)
+        _record(settings.changes)
+        render.say(f"raydebug: the profile '{profile}' changes {len(settings.changes)} settings of {program.module}:")
+        for line in (*settings.changes, *settings.notes):
             render.say(f"  {line}")
-        if overlay.missing:
-            render.say(f"  left alone, it has no key for: {', '.join(missing.setting for missing in overlay.missing)}")
+        if settings.missing:
+            render.say(f"  left alone, it has no key for: {', '.join(missing.setting for missing in settings.missing)}")
     first = program.arguments_at if program.launcher_at is None else program.launcher_at
     return applied.argv[first:]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.profile.load import Profile, SettingRule
@@ -13,29 +13,13 @@ from raydebug.trainers.argparse_trainer import ArgparseTrainer
 from raydebug.trainers.arguments import Arguments
 from raydebug.trainers.keys import Column
 from raydebug.trainers.registry import column_of, columns, is_in, known_versions, nearest_column, own_keys
-from raydebug.trainers.settings import Change, Missing, Settings
+from raydebug.trainers.settings import Settings
 from raydebug.trainers.trainer import Installed, Program
 
 AGREES_AT_LEAST = 0.6  # of a version's keys, for a config of unknown version to be read by them
 _BATCH_GROUP = {"train_batch_size", "generation_batch_size", "mini_batch_size", "rollouts_per_prompt"} | {
     "rollouts_per_agent", "samples_per_prompt", "gpus_per_node", "nodes",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Overlay:
-    """The arguments of a command with a profile applied: the trainer's own, and torchrun's as `launcher`.
-
-    `missing` are settings of the profile that the trainer has no key for; `version` is that of the keys that were used.
-    """
-
-    changes: list[Change]
-    argv: list[str]
-    launcher: list[str]
-    missing: list[Missing]
-    notes: list[str]
-    version: str
-    settings: Settings = field(repr=False)
 
 
 def overlay_profile(
@@ -46,8 +30,8 @@ def overlay_profile(
     *,
     installed: Installed,
     launcher: Sequence[str] = (),
-) -> Overlay:
-    """Apply a profile to a program's arguments: Hydra overrides, and Hydra's own options, which pass as they are.
+) -> Settings:
+    """Return the settings of a program's arguments, with a profile applied to them; Hydra's own options stay.
 
     In `environ` VERL_PLATFORM decides which parts of the profile hold, the node's GPUs how many ranks it has at most;
     `launcher` has torchrun's options.
@@ -66,9 +50,11 @@ def overlay_profile(
     settings = Settings(
         program.trainer.name,
         program.trainer.in_use,
+        version,
         {word: key for word, key in column.items() if program.launcher_at is not None or not key.is_launcher_option},
         command,
         installed.values,
+        notes,
         elsewhere=frozenset(word for other in columns()[program.name].values() for word in other),
         started_ranks=int(started) if started.isdigit() else None,
     )
@@ -76,9 +62,9 @@ def overlay_profile(
     can_fit = settings.has("micro_batch_size") or not settings.has("mini_batch_size")
     group = set[str]() if can_fit else _BATCH_GROUP
     if group:
-        notes = [f"{program.module} has no micro batch size by a known name: its batch sizes stay as they are", *notes]
+        notes.insert(0, f"{program.module} has no micro batch size by a known name: its batch sizes stay as they are")
     if "steps" in settings.elsewhere and not settings.has("steps") and not settings.has("async_samples"):
-        notes = ["it has no setting for the number of steps: each batch of its data is a step", *notes]
+        notes.insert(0, "it has no setting for the number of steps: each batch of its data is a step")
     if settings.has("async_samples"):
         group |= {"train_batch_size", "generation_batch_size"}  # 0 and 1: its prompts come one by one
     platform = "cpu" if program.trainer.on_cpu(environ) else None
@@ -87,8 +73,8 @@ def overlay_profile(
             _obey(settings, _as_many_as_the_node_has(rule, environ))
     program.trainer.fit_batches(program.name, settings)
     if sweeps := command.swept_keys():
-        notes = [*notes, f"the command sweeps {', '.join(sweeps)}: the small run is made once for each value"]
-    return Overlay(settings.changes, command.arguments, command.launcher, settings.missing, notes, version, settings)
+        notes.append(f"the command sweeps {', '.join(sweeps)}: the small run is made once for each value")
+    return settings
 
 
 def _obey(settings: Settings, rule: SettingRule) -> None:

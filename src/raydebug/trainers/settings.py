@@ -75,17 +75,21 @@ class Settings:
     Args:
         trainer: its name.
         in_use: whether a training with these values has a part, as `Trainer.in_use`.
+        version: of the keys that are used, which `column` has.
         command: its arguments, which change.
         values: its config before any override; None if it was not read, so that the column's defaults hold.
+        notes: what a profile says of it.
         elsewhere: words for which other versions of this trainer have a key.
         started_ranks: the number of processes that train together, if another program has started them.
     """
 
     trainer: str
     in_use: Callable[[str, ValueOf], bool]
+    version: str
     column: Column
     command: Arguments
     values: Mapping[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
     elsewhere: frozenset[str] = frozenset()
     started_ranks: int | None = None
     changes: list[Change] = field(default_factory=list)

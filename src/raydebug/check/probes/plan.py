@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.check.probes import Facts
-from raydebug.errors import UsageError
 from raydebug.protocol import variables as variable_names
 from raydebug.trainers.checks import Checks
 from raydebug.trainers.config import CannotCompose, Composed, TrainingConfig, first_missing
@@ -26,7 +24,6 @@ _FOLDERS, _DEPTHS = ("--config-path", "-cp", "--config-dir", "-cd"), ("*.yaml", 
 SOURCES_MAX = 500
 # What a package of verl imports first. Source: verl 0.9.1 __init__.py, protocol.py.
 VERDICT_NEEDS = ("verl", "ray", "torch", "tensordict", "transformers")
-TEXTS, TEXT_BYTES_MAX = ("*.json", "*.jinja", "*.txt"), 256 * 1024**2  # of a model; tokenizer.json has up to 40 MiB
 NOT_OWN = {"site-packages", "node_modules", "__pycache__"}
 
 
@@ -119,13 +116,10 @@ def compose(request: Facts) -> Plan:
         applied = apply_profile(
             command, profile=request["profile"], environ=os.environ, folder=Path.cwd(), search=search
         )
-        command = [*command[: program.arguments_at], *applied.overlay.argv]
+        command = [*command[: program.arguments_at], *applied.settings.command.arguments]
     checks = checks_of(program.trainer, program.name)
     composed = checks.compose(program, command, folder=Path.cwd(), search=search)
-    config = TrainingConfig(composed.values, checks.keys_of(composed.values))
-    for word in ("model", "tokenizer"):
-        require_plain_files(Path(str(config.get(word))).expanduser())
-    return Plan(program, checks, composed, config)
+    return Plan(program, checks, composed, TrainingConfig(composed.values, checks.keys_of(composed.values)))
 
 
 def program_of(request: Facts) -> Program | None:
@@ -133,25 +127,6 @@ def program_of(request: Facts) -> Program | None:
     if request.get("trainer"):
         os.environ[variable_names.TRAINER] = request["trainer"]
     return recognise(request["command"], folder=Path.cwd(), search=search_path())
-
-
-def require_plain_files(folder: Path) -> None:
-    """Refuse a model whose texts are a pipe, a device or without end: transformers would read on until memory ends.
-
-    Raises:
-        RaydebugError: names the first.
-    """
-    for file in sorted(path for ending in TEXTS for path in folder.glob(ending) if path.exists()):
-        about = file.stat()
-        if stat.S_ISREG(about.st_mode) and about.st_size <= TEXT_BYTES_MAX:
-            continue
-        much = f"it has {about.st_size:,} bytes, and no tokenizer has more than {TEXT_BYTES_MAX:,}"
-        raise UsageError(
-            f"{file} cannot be read",
-            cause=much if stat.S_ISREG(about.st_mode) else "it is not a regular file",
-            fix="look at what it is; download the model again",
-            code="model.not-plain",
-        )
 
 
 def trainer_version(request: Facts) -> str:

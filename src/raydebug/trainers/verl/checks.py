@@ -34,7 +34,7 @@ from raydebug.trainers.verl.config_files import (
     NotComposed,
     Overrides,
     choices_of,
-    compose_nested,
+    compose,
     key_of,
     main_config,
 )
@@ -110,11 +110,11 @@ class PpoChecks(Checks):
                 raise NotComposed(f"there is no {argv[program.arguments_at - 1]} here, or it is not installed")
             main = main_config(file, Overrides(said))
             if first_missing("hydra", "omegaconf") is None:
-                from raydebug.trainers.verl.hydra_config import compose, plain
+                from raydebug.trainers.verl import hydra_config
 
                 # What the shell decides has no value, and so has what refers to it.
-                live = compose(main, [*said, *(f"{one.partition('=')[0]}=???" for one in unknown)])
-                return Composed(live, without(plain(live), unknown), unknown=tuple(unknown))
+                live = hydra_config.compose(main, [*said, *(f"{one.partition('=')[0]}=???" for one in unknown)])
+                return Composed(live, without(hydra_config.plain(live), unknown), unknown=tuple(unknown))
             return Composed(None, without(_read(main, said, unknown, folder), unknown), unknown=tuple(unknown))
         except ConfigMissing as failure:
             raise CannotCompose("MissingConfig", str(failure)) from failure
@@ -167,7 +167,7 @@ class PpoChecks(Checks):
             gpus = facts["gpus"]  # of this machine, on which the cluster would start
         # A fork may demand less of its batch sizes: Absolute-Zero-Reasoner, DrMAS have verl's assertions commented out.
         batch = judge_batch(values) if facts["is_release"] and facts["program"] in ASKED else ()
-        return [*batch, *_parallel(values), *_gpus(values, gpus), *_loggers(values, variables)]
+        return [*batch, *_parallel(config), *_gpus(config, gpus), *_loggers(values, variables)]
 
     def verdict(self, composed: Composed) -> dict[str, str] | None:
         """Return verl's own first refusal of a config; None if it accepts the config or was not asked."""
@@ -287,7 +287,7 @@ def _read(main: MainConfig, said: Sequence[str], unknown: Sequence[str], folder:
     added = [one for one in said if one.startswith(("+", "~")) and one.lstrip("+~").partition("=")[0] in choices]
     if added:
         raise NotComposed(f"{added[0]} changes the list of defaults, which Hydra alone can do")
-    whole = compose_nested(main.name, folders, choices, folder)
+    whole = compose(main.name, folders, choices, folder)
     plain_config.with_overrides(whole, said, tuple(choices))
     for one in unknown:
         plain_config.with_overrides(whole, [f"++{key_of(one)}=???"])
@@ -329,47 +329,40 @@ def _values(config: Mapping[str, Any]) -> Iterator[Finding]:
         yield finding("command.value.number", path=path, value=value)
 
 
-def _whole(config: Mapping[str, Any], path: str) -> int | None:
-    """Return a whole number; None if the config has none at this path."""
-    value = value_at(config, path)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _rollout_ranks(config: TrainingConfig) -> int | None:
+    """Return a recipe's GPUs for rollouts alone. Source: verl 0.7 experimental/one_step_off_policy/config."""
+    return TrainingConfig(config.values, {"gpus_per_node": "rollout.n_gpus_per_node", "nodes": "rollout.nnodes"}).ranks
 
 
-def _ranks(config: Mapping[str, Any], part: str) -> int | None:
-    each, nodes = _whole(config, f"{part}.n_gpus_per_node"), _whole(config, f"{part}.nnodes")
-    return None if each is None or nodes is None else each * nodes
-
-
-def _parallel(config: Mapping[str, Any]) -> Iterator[Finding]:
-    ranks, name = _ranks(config, "trainer"), value_at(config, "actor_rollout_ref.rollout.name")
-    tensor = _whole(config, "actor_rollout_ref.rollout.tensor_model_parallel_size")
-    pipeline = _whole(config, "actor_rollout_ref.rollout.pipeline_model_parallel_size") or 1
-    key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
-    if pipeline > 1 and name == "vllm":
-        path = "actor_rollout_ref.rollout.pipeline_model_parallel_size"
+def _parallel(config: TrainingConfig) -> Iterator[Finding]:
+    ranks, name = config.ranks, value_at(config.values, f"{_ROLLOUT}.name")
+    tensor, key = config.whole("tensor_parallel"), config.keys["tensor_parallel"]
+    pipeline = value_at(config.values, f"{_ROLLOUT}.pipeline_model_parallel_size")
+    if isinstance(pipeline, int) and pipeline > 1 and name == "vllm":
+        path = f"{_ROLLOUT}.pipeline_model_parallel_size"
         yield finding("command.parallel.pipeline", pipeline=pipeline, overrides={path: "1"})
     if ranks is None:
         return
-    # A recipe may have GPUs for rollouts alone. Source: verl 0.7 experimental/one_step_off_policy/config.
-    pool = _ranks(config, "rollout") or ranks
+    pool = _rollout_ranks(config) or ranks
     if tensor is not None and name != "hf" and (tensor < 1 or pool % tensor):
         fitting = max(n for n in range(1, max(pool, 1) + 1) if pool % n == 0 and n <= max(tensor, 1))
         yield finding("command.parallel.tensor", tensor=tensor, pool=pool, overrides={key: str(fitting)})
-    sequence = _whole(config, "actor_rollout_ref.actor.ulysses_sequence_parallel_size") or 1
+    sequence = config.whole("sequence_parallel") or 1
     if ranks % sequence:
-        path = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
-        yield finding("command.parallel.sequence", sequence=sequence, ranks=ranks, overrides={path: "1"})
-    if sequence > 1 and value_at(config, "actor_rollout_ref.model.use_remove_padding") is False:
-        yield finding("command.parallel.padding", overrides={"actor_rollout_ref.model.use_remove_padding": "True"})
+        overrides = {config.keys["sequence_parallel"]: "1"}
+        yield finding("command.parallel.sequence", sequence=sequence, ranks=ranks, overrides=overrides)
+    if sequence > 1 and config.get("remove_padding") is False:
+        yield finding("command.parallel.padding", overrides={config.keys["remove_padding"]: "True"})
 
 
-def _gpus(config: Mapping[str, Any], gpus: int | None) -> Iterator[Finding]:
-    trainer = config.get("trainer")
-    wanted, each, nodes = _ranks(config, "trainer"), value_at(trainer, "n_gpus_per_node"), value_at(trainer, "nnodes")
-    apart = _ranks(config, "rollout")  # a recipe's own pool, as in `_parallel`
-    if gpus is not None and wanted is not None and apart and wanted + apart > gpus:
+def _gpus(config: TrainingConfig, gpus: int | None) -> Iterator[Finding]:
+    wanted, each, nodes = config.ranks, config.get("gpus_per_node"), config.get("nodes")
+    apart = _rollout_ranks(config)
+    if gpus is None or wanted is None:
+        return
+    if apart and wanted + apart > gpus:
         yield finding("command.gpus.pools", wanted=wanted + apart, gpus=gpus, wanted_2=wanted, apart=apart)
-    elif gpus is not None and wanted is not None and wanted > gpus:
+    elif wanted > gpus:
         fewer = max(1, min(nodes, gpus))  # `gpus` is the sum over all nodes
         overrides = {"trainer.n_gpus_per_node": str(gpus // fewer), "trainer.nnodes": str(fewer)} if gpus else {}
         about: dict[str, Any] = {"wanted": wanted, "gpus": gpus, "each": each, "nodes": nodes}

@@ -56,18 +56,12 @@ def read_config(program: Program, argv: Sequence[str], *, folder: Path, search: 
         verl = find_program_file(MAIN_PPO, MAIN_PPO, folder, search)
         version = (_version_near(verl) if verl else None) or installed_version("verl")
     try:
-        return Installed(version, _compose_defaults(file, Overrides(list(argv[program.arguments_at :])), folder))
+        command = Overrides(list(argv[program.arguments_at :]))
+        main = main_config(file, command)
+        folders = main.folders(folder)
+        return Installed(version, dict(leaves(compose(main.name, folders, choices_of(command, folders), folder))))
     except (NotComposed, OSError) as failure:
         return Installed(version, None, str(failure))
-
-
-def read_values(program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Mapping[str, object]:
-    """Return the config that the source of any program names, as `Installed.values`; empty if it names none."""
-    file = find_program_file(program.module, argv[program.arguments_at - 1], folder, search)
-    try:
-        return _compose_defaults(file, Overrides(list(argv[program.arguments_at :])), folder) if file else {}
-    except (NotComposed, OSError):
-        return {}
 
 
 def _version_near(program: Path) -> str | None:
@@ -77,12 +71,6 @@ def _version_near(program: Path) -> str | None:
             if version := (package / "version" / "version").read_text(encoding="utf-8").strip()[:40]:
                 return version
     return None
-
-
-def _compose_defaults(file: Path, command: Overrides, folder: Path) -> dict[str, object]:
-    main = main_config(file, command)
-    folders = main.folders(folder)
-    return compose(main.name, folders, choices_of(command, folders), folder)
 
 
 @dataclass(frozen=True)
@@ -154,13 +142,6 @@ def choices_of(command: Overrides, folders: Sequence[Path]) -> dict[str, str]:
 
 
 def compose(
-    name: str, folders: Sequence[Path], choices: Mapping[str, str], working_dir: Path = Path()
-) -> dict[str, object]:
-    """Return a config with every key as a dotted path; for the rest see `compose_nested`."""
-    return dict(leaves(compose_nested(name, folders, choices, working_dir)))
-
-
-def compose_nested(
     name: str, folders: Sequence[Path], choices: Mapping[str, str], working_dir: Path = Path()
 ) -> dict[str, Any]:
     """Return a config as nested mappings; references to other values are not resolved.

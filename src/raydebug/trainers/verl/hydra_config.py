@@ -10,11 +10,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from raydebug.findings import describe_exception
 from raydebug.trainers.config import CannotCompose
-from raydebug.trainers.verl.config_files import MainConfig, leaves
+from raydebug.trainers.verl import config_files
+from raydebug.trainers.verl.config_files import MainConfig, NotComposed, leaves
 from raydebug.trainers.verl.plain_config import resolved
 
 _CORE = "verl.trainer.ppo.core_algos"
@@ -64,20 +66,12 @@ def compose(main: MainConfig, arguments: Sequence[str]) -> Any:
         while first.__cause__ is not None:
             first = first.__cause__
         words = str(first) if str(first) in str(failure) else f"{failure}\n{first}"
-        raise CannotCompose(type(first).__name__, words, _known_keys(main)) from failure
+        keys: tuple[str, ...] = ()  # of the program's config, for a proposal in the finding
+        with contextlib.suppress(NotComposed, OSError):
+            keys = tuple(dict(leaves(config_files.compose(main.name, main.folders(Path.cwd()), {}))))
+        raise CannotCompose(type(first).__name__, words, keys) from failure
     except SystemExit as failure:  # Hydra's argument parser ends the program
         raise CannotCompose("Arguments", "Hydra does not know an option of the command") from failure
-
-
-def _known_keys(main: MainConfig) -> tuple[str, ...]:
-    """Return every key of the program's config, for a proposal in the finding."""
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from hydra.errors import HydraException
-
-    with contextlib.suppress(HydraException), initialize_config_dir(config_dir=str(main.folder), version_base=None):
-        return tuple(dict(leaves(plain(hydra_compose(main.name)))))
-    return ()
 
 
 def plain(config: Any) -> dict[str, Any]:

@@ -89,9 +89,7 @@ class Verl(Trainer):
     def program_of_source(
         self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]
     ) -> str | None:
-        from raydebug.trainers.verl.config_files import read_values
-
-        values = read_values(program, argv, folder=folder, search=search)
+        values = self.read_config(program, argv, folder=folder, search=search).values or {}
         return next((name for part, name in PARTS.items() if any(key.startswith(part) for key in values)), None)
 
     def read_config(self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Installed:
