@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raydebug.check import data, files, model
+from raydebug.check import data, model
 from raydebug.check.stages import FAILED, PASSED, SKIPPED, Outcome, choose_stages, run_stages
 from raydebug.check.target import Target, find_target
 
@@ -104,7 +104,7 @@ def test_columns() -> None:
     rows = {"path": "rows.jsonl", "exists": True, "is_file": True, "remote": False, "columns": {"question": "string"}}
     facts = {**FACTS, "splits": {"train": [rows], "val": []}}
     config = {"prompt_data": ["rows.jsonl"], "input_key": "input"}
-    found = [*files.judge_columns(target, {**facts, "config": config})]
+    found = [*data.judge_columns(target, {**facts, "config": config})]
     assert (found[0].what, found[0].why) == (
         "--prompt_data: there is no column 'input'",
         "rows.jsonl has question; --input_key names it",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from raydebug.check import data, engine, images, model, stages
+from raydebug.check import data, engine, model, stages
 from raydebug.check.probes import __main__ as probes
 from raydebug.check.probes.data import try_reward
 from raydebug.check.target import NoAnswer, Target, facts_of
@@ -324,10 +324,10 @@ JUDGES: dict[str, tuple[Cases, Judge]] = {
     "model": (MODELS, lambda facts: model.judge(TARGET, facts)),
     "weights": (SHARDS, lambda changes: model.judge_shards({**MODEL, "shards": {**MODEL["shards"], **changes}})),
     "engine": (ENGINES, lambda facts: engine.judge(TARGET, facts)),
-    "images": (IMAGE_ROWS, lambda changes: images.judge_rows(TrainingConfig({}, IMAGE_KEYS), {**PICTURES, **changes})),
+    "images": (IMAGE_ROWS, lambda changes: data.judge_images(TrainingConfig({}, IMAGE_KEYS), {**PICTURES, **changes})),
     "processor": (
         PROCESSORS,
-        lambda changes: images.judge_processor({"path": "m", "processor": {**PROCESSOR, **changes}}, IMAGE_KEYS),
+        lambda changes: model.judge_processor({"path": "m", "processor": {**PROCESSOR, **changes}}, IMAGE_KEYS),
     ),
 }
 CASES = {f"{area}: {name}": (judge, facts) for area, (cases, judge) in JUDGES.items() for name, facts in cases.items()}

@@ -34,6 +34,7 @@ NEEDED_ON_CPU = (
     *("sequence_parallel", "critic_sequence_parallel", "fused_kernels", "free_cache", "sleep_mode"),
 )
 PLAN_BUDGET_S = 10.0
+HOW = "`raydebug check train -- COMMAND` starts the whole training, small"
 CPU_SINCE = (0, 9)  # of verl
 
 
@@ -104,6 +105,18 @@ def not_run(facts: Mapping[str, Any]) -> Iterator[Finding]:
     if unknown := facts.get("unknown"):
         are = "s are" if len(unknown) > 1 else " is"
         yield finding("check.not-run.values", count=len(unknown), are=are, unknown=unknown)
+
+
+def spelled(target: Target, facts: Facts, word: str) -> str:
+    """Return the key that a command has for a setting, as its arguments spell it."""
+    key = target.config(facts["config"]).keys.get(word)
+    return f"{target.checks.sign}{key}" if key else f"the key for {word.replace('_', ' ')}"
+
+
+def without_rules(target: Target, parts: str) -> Finding:
+    """Return the note that a part of the check is not there for the program of a command."""
+    assert target.program is not None
+    return finding("check.not-run.program", parts=parts, target=target, how=HOW)
 
 
 def lacks_values(found: Sequence[Finding]) -> bool:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.check import config as config_rules
-from raydebug.check import images
-from raydebug.check.files import HOW, judge_columns, spelled
+from raydebug.check.config import HOW, not_run, spelled, without_rules
 from raydebug.check.probes import Facts
 from raydebug.check.target import Target
 from raydebug.findings import Finding, finding
@@ -46,7 +45,7 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
     is_known = config_rules.is_release(target, facts)
     needed = NEEDED_BY_REWARD if is_known and facts["reward"]["manager"] in SAME_CALL else ()
     found += _columns(config, facts["splits"], needed)
-    found += images.judge_rows(config, facts["images"])
+    found += judge_images(config, facts["images"])
     found += _rows(config, facts)
     if facts["lengths"]:
         found += _lengths(config, facts["lengths"], facts["trainer_version"])
@@ -70,6 +69,30 @@ def _files_of_any_kind(target: Target, facts: Facts) -> Iterator[Finding]:
         for file in files:
             if not file["exists"] or "unreadable" in file:
                 yield from _file(spelled(target, facts, f"{split}_data"), file, "")
+
+
+def judge_columns(target: Target, facts: Facts) -> Iterator[Finding]:
+    """Return what is wrong with the columns of the data files that were read."""
+    config = target.config(facts["config"])
+    prompt, key = config.get("prompt_column"), spelled(target, facts, "prompt_column")
+    named = False
+    for split, files in facts["splits"].items():
+        for file in files:
+            named = True
+            if prompt is not None and prompt not in file.get("columns", [prompt]):
+                yield finding(
+                    "data.column-missing.fork",
+                    key=spelled(target, facts, f"{split}_data"),
+                    prompt=prompt,
+                    file=file,
+                    columns=", ".join(file["columns"]) or "no column",
+                    key_2=key,
+                )
+    yield from not_run(facts)
+    if not named:
+        key = spelled(target, facts, "train_data")
+        yield finding("check.not-run.data", key=key, how=HOW)
+    yield without_rules(target, "the prompts, their lengths and the reward")
 
 
 def _files(config: TrainingConfig, splits: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Finding]:
@@ -149,6 +172,26 @@ def _columns_of(
     extra = columns.get("extra_info")
     if extra not in (None, "null") and not extra.startswith("struct"):
         yield finding("data.column-type.extra-info", key=key, extra=extra)
+
+
+def judge_images(config: TrainingConfig, found: Mapping[str, Any]) -> Iterator[Finding]:
+    """Return the findings about images in the data. Pure."""
+    key, column = config.keys["image_column"], found["column"]
+    if found["placeholders"] and not found["in_data"]:
+        other = next(iter(found["others"]), None)
+        overrides = {key: other} if other else {}
+        count, case = found["placeholders"], "other" if other else "none"
+        yield finding(f"data.image-column.{case}", placeholders=count, column=column, key=key, overrides=overrides)
+        return
+    if found["images"] and found["vision"] is False:
+        yield finding("data.image-model", column=column, key=key)
+        return
+    if "differs" in found:
+        row = found["differs"]
+        case = "few" if row["placeholders"] > row["images"] else "many"
+        yield finding(f"data.image-count.{case}", row=row)
+    if "broken" in found:
+        yield finding("data.image-broken", image=found["broken"])
 
 
 def _rows(config: TrainingConfig, facts: Facts) -> Iterator[Finding]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raydebug.check import images, model_fit
-from raydebug.check.config import not_run
-from raydebug.check.files import spelled, without_rules
+from raydebug.check import model_fit
+from raydebug.check.config import not_run, spelled, without_rules
 from raydebug.check.probes import Facts
 from raydebug.check.target import Target
 from raydebug.findings import Finding, finding
@@ -32,7 +31,7 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
     if "tokenizer" in facts:
         found += _tokenizer(facts, keys)
     if "processor" in facts:
-        found += images.judge_processor(facts, keys)
+        found += judge_processor(facts, keys)
     found += judge_shards(facts)
     if "sizes" in facts:
         found += model_fit.judge(target, facts, facts["variables"])
@@ -112,6 +111,27 @@ def _no_tokenizer(facts: Facts, keys: Mapping[str, str]) -> Iterator[Finding]:
     other = f", or name another folder with {keys['tokenizer']}" if "tokenizer" in keys else ""
     reason = failed["message"].replace("\n", " ")
     yield finding("model.tokenizer.broken", path=facts["path"], failed=failed, reason=reason, other=other)
+
+
+def judge_processor(facts: Mapping[str, Any], keys: Mapping[str, str]) -> Iterator[Finding]:
+    """Return the findings about the processor of a model with a vision tower. Pure."""
+    found, path = facts["processor"], facts["path"]
+    if found.get("no_torchvision"):
+        if fitting := found.get("fitting"):
+            yield finding("model.torchvision.known", fitting=fitting)
+        else:
+            yield finding("model.torchvision.unknown")
+    elif "failed" in found:
+        failed = found["failed"]
+        reason = failed["message"].partition("\n")[0]
+        yield finding("model.processor.broken", path=path, failed=failed, reason=reason, files=found["files"])
+    elif not found.get("template") and "skipped" not in found:
+        yield finding("model.processor.template")
+    if found.get("loses_normalization"):
+        yield finding("model.load-format", keys=keys, overrides={keys["load_format"]: "safetensors"})
+    if found.get("breaks_equal_lengths"):
+        case, repair = "one" if found["sequences"] == 1 else "some", "position-ids-of-equal-lengths"
+        yield finding(f"model.equal-lengths.{case}", verl=found["verl"], variables={"RAYDEBUG_PATCHES": repair})
 
 
 def judge_shards(facts: Mapping[str, Any]) -> Iterator[Finding]:

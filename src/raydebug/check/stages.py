@@ -10,8 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from raydebug.check.cache import Cache
-from raydebug.check.config import refused
-from raydebug.check.files import without_rules
+from raydebug.check.config import refused, without_rules
 from raydebug.check.target import NoAnswer, StageResult, Target, run_probe
 from raydebug.errors import UsageError
 from raydebug.findings import Finding

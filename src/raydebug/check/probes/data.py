@@ -15,8 +15,16 @@ from typing import Any
 from raydebug.check.probes import Facts, doing
 from raydebug.check.probes.env import list_gpus
 from raydebug.check.probes.images import count_placeholders, count_tokens, has_vision, look_at_images
-from raydebug.check.probes.plan import VERDICT_NEEDS, Plan, compose, paths_of, read_by, trainer_version, variables
-from raydebug.check.probes.tokens import can_tokenize, load_tokenizer
+from raydebug.check.probes.plan import (
+    VERDICT_NEEDS,
+    Plan,
+    compose,
+    load_tokenizer,
+    paths_of,
+    read_by,
+    trainer_version,
+    variables,
+)
 from raydebug.findings import describe_exception
 from raydebug.settings.flavours import numbers
 from raydebug.trainers.hub import is_hub_name
@@ -133,7 +141,7 @@ def _lengths(plan: Plan, rows: list[Facts]) -> Facts:
         return {"unknown": "the prompts are not lists of messages"}
     if not (config.get("tokenizer") or config.get("model")):
         return {"unknown": "no key that is known here names a model"}
-    if not can_tokenize(plan, "lengths of the prompts"):
+    if not plan.has("lengths of the prompts", "transformers"):
         return {}
     try:
         tokenizer = load_tokenizer(config)

@@ -14,8 +14,7 @@ from typing import Any
 from raydebug.check.probes import Facts
 from raydebug.check.probes.env import list_gpus, memory_bytes
 from raydebug.check.probes.images import look_at_processor
-from raydebug.check.probes.plan import compose, read_by, trainer_version, variables
-from raydebug.check.probes.tokens import can_tokenize, load_tokenizer
+from raydebug.check.probes.plan import compose, load_tokenizer, read_by, trainer_version, variables
 from raydebug.findings import describe_exception
 from raydebug.trainers.config import TrainingConfig, package_folder
 from raydebug.trainers.hub import is_hub_name, model_folder
@@ -64,7 +63,7 @@ def gather(request: Facts) -> Facts:
         facts |= sizes_of(facts["json"])
     facts["vllm"] = _vllm_knows((facts["json"].get("architectures") or [None])[0])
     facts["has_flash_attention"] = importlib.util.find_spec("flash_attn") is not None
-    if can_tokenize(plan, "the tokenizer"):
+    if plan.has("the tokenizer", "transformers"):
         facts["tokenizer"] = _tokenizer(config)
     if "vision_config" in facts["json"]:
         facts["processor"] = look_at_processor(plan, folder, str((facts["json"].get("architectures") or [""])[0]))

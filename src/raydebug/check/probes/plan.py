@@ -122,6 +122,21 @@ def compose(request: Facts) -> Plan:
     return Plan(program, checks, composed, TrainingConfig(composed.values, checks.keys_of(composed.values)))
 
 
+def load_tokenizer(config: TrainingConfig) -> Any:
+    """Return the model's tokenizer, from disk or the Hub's cache; nothing is fetched, no code of the model is run.
+
+    Source: verl 0.9.1 workers/config/model.py: tokenizer_path, else hf_config_path, else path; custom_chat_template.
+    """
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
+    from transformers import AutoTokenizer
+
+    path = os.path.expanduser(str(config.get("tokenizer") or config.get("model")))  # noqa: PTH111
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=bool(config.get("trust_remote_code")))
+    if config.get("chat_template"):
+        tokenizer.chat_template = config.get("chat_template")
+    return tokenizer
+
+
 def program_of(request: Facts) -> Program | None:
     """Return the program of a request's command, as the one that asks has recognised it."""
     if request.get("trainer"):
