@@ -43,13 +43,13 @@ def main() -> None:
         from raydebug.jobs.recorder import Recorder
         from raydebug.report.write import write_report
         from raydebug.runs.folder import load_run
-        from raydebug.trainers.verl.trainer import Verl
+        from raydebug.trainers.verl.trainer import VERL
 
         place = Path(folder)
         cluster = Cluster("bench", "", "compose", place, place, "", {}, 1, 0, "breakpoint", "core", 0.0)
         about: Any = {"submission_id": "bench", "start_time": 1000}
         recorder: Any = Recorder(cluster, about, ["python", "train.py"])
-        metrics = {name: 1 / (3 + len(name)) for name in sorted(Verl.metrics)}
+        metrics = {name: 1 / (3 + len(name)) for name in sorted(VERL.log.metrics)}
         titles = [
             {pid: f"WorkerDict rank {8 * node + rank}" for rank, pid in enumerate(pids_of(node))} for node in range(8)
         ]

@@ -247,7 +247,7 @@ def test_metrics_are_recorded() -> None:
     ends = [f"{name}/{end}" for name in (*numbers.SCORES, numbers.ADVANTAGES) for end in ("min", "max")]
     read = {numbers.PEARSON, *numbers.DISTANCES, *numbers.K3_KL, *ends, numbers.CLIPPED, numbers.LENGTH,
             numbers.GRADIENT, *numbers.ENTROPIES}  # fmt: skip
-    assert read <= VERL.metrics
+    assert read <= VERL.log.metrics
     steps = series({PEARSON: 0.0})
     assert [bool(trainer.judge_numbers(steps, small=False)) for trainer in TRAINERS] == [True, False, False]
 

@@ -17,7 +17,7 @@ from raydebug.trainers.registry import TRAINERS
 
 # The run goes on, whichever of its processes says so: a step, an epoch, a served request.
 STEP = (
-    *(trainer.step_line.pattern for trainer in TRAINERS),
+    *(trainer.log.step.pattern for trainer in TRAINERS),
     r"Training Progress:.*\d+/\d+",
     r"Total training steps: \d+",
     r"\bglobal[ _]step'?[\s:=]+\d+",

@@ -49,7 +49,7 @@ class Phases:
     def take(self, line: str, now: float) -> None:
         """Record the phase that a line of the log ends."""
         trainers = TRAINERS if self.trainer is None else (self.trainer,)
-        for name, pattern in (CONNECTED, *(phase for trainer in trainers for phase in trainer.phases)):
+        for name, pattern in (CONNECTED, *(phase for trainer in trainers for phase in trainer.log.phases.items())):
             if name not in self.ended and pattern.search(line):
                 self.ended[name] = now
         for name, pattern in TAKEN:
@@ -62,8 +62,8 @@ class Phases:
                 self.trainer = trainer
                 if reported["step"] == 1:
                     self.ended.setdefault(FIRST_STEP, now)
-                kept = {name: value for name, value in reported["metrics"].items() if name in trainer.metrics}
-                self._take_step(reported["step"], kept, kept.get(trainer.step_seconds), now - self.started)
+                kept = {name: value for name, value in reported["metrics"].items() if name in trainer.log.metrics}
+                self._take_step(reported["step"], kept, kept.get(trainer.log.step_seconds), now - self.started)
 
     def _take_step(self, step: int, metrics: dict[str, float], seconds: float | None, end_s: float) -> None:
         if self.steps and step <= self.steps[-1]["step"]:  # a copy of the same line

@@ -70,7 +70,7 @@ def _notes(conditions: Sequence[Condition], programs: Sequence[Program]) -> list
     """Return a line for each metric that looks misspelt; a trainer may log more metrics than raydebug knows."""
     import difflib
 
-    known = {MEMORY}.union(*(program.trainer.metrics for program in programs))
+    known = {MEMORY}.union(*(program.trainer.log.metrics for program in programs))
     families = {_STATISTIC.sub("", name) for name in known}
     notes = []
     for name in dict.fromkeys(name for condition in conditions for name in condition.names):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -77,6 +78,24 @@ LOGGED_DICT = re.compile(
 )
 
 
+@dataclass(frozen=True)
+class LogLines:
+    """The lines of a trainer's log that raydebug reads.
+
+    Args:
+        phases: name of each phase of a run, and the pattern of the line that ends it.
+        metrics: the metrics of a step that a run's record keeps.
+        step: pattern of the line that reports a step, up to its metrics, with the group `step`; as a sign of progress
+            it is looked for in every log, so its literal texts are rare ones.
+        step_seconds: the metric that is the duration of the step; empty where no line has it.
+    """
+
+    phases: Mapping[str, re.Pattern[str]]
+    metrics: frozenset[str]
+    step: re.Pattern[str]
+    step_seconds: str
+
+
 class Trainer:
     """A training framework.
 
@@ -84,26 +103,26 @@ class Trainer:
         name: such as `verl`.
         modules: pattern of the commands' modules, for messages.
         example: a training command, for messages.
-        keys_file: the keys of its programs (`keys.read_columns`).
-        phases: name of each phase of a run and the pattern of the log line that ends it.
-        metrics: the metrics of a step that a run's record keeps.
-        step_line: pattern of the log line that reports a step, up to its metrics, with the group `step`; as a sign of
-            progress it is looked for in every log, so its literal texts are rare ones.
-        metric: pattern of a metric in this line.
+        keys_file: the keys of its programs (`keys.read_columns`); log.toml is beside it.
+        metric: pattern of a metric in the line of a step.
         files: keys for our words of data and model that no profile changes, the newest first.
-        step_seconds: the one of them that is the duration of the step; empty where no line has it.
     """
 
     name: str
     modules: str
     example: str
     keys_file: Path
-    phases: tuple[tuple[str, re.Pattern[str]], ...]
-    metrics: frozenset[str]
-    step_line: re.Pattern[str]
     metric = LOGGED_DICT
     files: Mapping[str, Sequence[str]] = MappingProxyType({})
-    step_seconds = ""
+
+    @cached_property
+    def log(self) -> LogLines:
+        """The lines of its log: what log.toml has."""
+        import tomllib
+
+        said = tomllib.loads(self.keys_file.with_name("log.toml").read_text(encoding="utf-8"))
+        phases = {name: re.compile(pattern) for name, pattern in said["phases"].items()}
+        return LogLines(phases, frozenset(said["metrics"]), re.compile(said["step"]), said.get("step_seconds", ""))
 
     def program_of(self, module: str) -> str | None:
         """Return the name of the program that a module is; None if it is none of this trainer."""
@@ -163,7 +182,7 @@ class Trainer:
 
     def step_of(self, line: str) -> StepMetrics | None:
         """Return the step that a line of the log reports, with its metrics; None if it reports none."""
-        step = self.step_line.search(line)
+        step = self.log.step.search(line)
         if step is None:
             return None
         metrics = {metric["name"]: float(metric["value"]) for metric in self.metric.finditer(line, step.end())}
@@ -173,7 +192,7 @@ class Trainer:
         """Return what the metrics of the last step show, with the steps before it; nothing without rules for them.
 
         Args:
-            steps: from the first one on, with at least those of the trainer's `metrics` that were logged.
+            steps: from the first one on, with at least those of the log's `metrics` that were logged.
             small: a profile or a tiny model has reduced the training.
         """
         return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from raydebug.trainers.settings import Settings
 
 _MODULE = "openrlhf.cli.train_ppo_ray"
-# Source: OpenRLHF trainer/ppo_trainer.py:547 (0.11.0) and :541 (0.9.10), trainer/ppo_trainer_async.py:244 (0.11.0).
-_MODEL_PRINTED = re.compile(r"\((?:PolicyModelActor|ActorModelRayActor) pid=\d+[^)]*\) Actor\($")
 
 
 class OpenRlhf(ArgparseTrainer):
@@ -35,22 +32,6 @@ class OpenRlhf(ArgparseTrainer):
     ))  # fmt: skip
     # Source: OpenRLHF 0.11.0 cli/train_ppo_ray.py:542, datasets/prompts_dataset.py:28.
     files: Mapping[str, tuple[str, ...]] = {"prompt_column": ("data.input_key", "input_key")}
-    # Source: OpenRLHF 0.11.0 trainer/ray/ppo_actor.py:528 prints the model (0.9.10: :478; 0.8.0 calls its actor
-    # ActorModelRayActor), trainer/ray/vllm_worker_wrap.py:27, trainer/ppo_trainer.py:518 (the bar of the first
-    # episode).
-    phases: tuple[tuple[str, re.Pattern[str]], ...] = (
-        ("workers: start, model load", _MODEL_PRINTED),
-        ("vLLM: engines, weight groups", re.compile(r"init_process_group: master_address=")),
-        ("trainer: data, DeepSpeed", re.compile(r"\bEpisode \[1/\d+\]:")),
-    )
-    # Source: OpenRLHF 0.11.0 trainer/ppo_trainer.py:249-263 and :541, trainer/ray/ppo_actor.py:369-376.
-    metrics = frozenset((
-        *("policy_loss", "actor_lr", "actor_grad_norm", "kl", "entropy_loss", "critic_loss", "reward"),
-        *("response_length", "timing/generation", "timing/make_experience", "timing/ppo_train"),
-        *("timing/broadcast", "timing/step_total"),
-    ))  # fmt: skip
-    step_line = re.compile(r"\bGlobal step (?P<step>\d+):")
-    step_seconds = "timing/step_total"
 
     def program_of(self, module: str) -> str | None:
         return "openrlhf_ppo" if module == _MODULE or module.endswith(f".{_MODULE}") else None

@@ -43,19 +43,6 @@ class Slime(ArgparseTrainer):
         "train_data": ("prompt-data",),
         "prompt_column": ("input-key",),
     }
-    # Source: slime 0.1.0 ray/buffer.py:35 (0.3.1: ray/rollout.py:457), rollout/sglang_rollout.py:263 (0.3.1: :404),
-    # ray/buffer.py:191 (0.3.1: ray/rollout.py:1306).
-    phases: tuple[tuple[str, re.Pattern[str]], ...] = (
-        ("slime: rollout manager, data", re.compile(r"import [\w.]+ as generate_rollout function\.")),
-        ("slime: engines, model load", re.compile(r"Rollout generation: +0%\|")),
-        ("slime: first rollout", re.compile(r"\bperf 0: \{'")),
-    )
-    # Source: slime 0.1.0 backends/megatron_utils/model.py:462-476, loss.py (0.3.1: :881-909).
-    metrics = frozenset((
-        *("train/loss", "train/pg_loss", "train/entropy_loss", "train/pg_clipfrac", "train/ppo_kl", "train/kl_loss"),
-        *("train/grad_norm", "train/lr-pg_0", "train/train_rollout_logprob_abs_diff"),
-    ))  # fmt: skip
-    step_line = re.compile(r"(?<![\w-])step (?P<step>\d+): \{(?='train/)")  # the critic's line says critic-step
 
     def program_with(self, options: set[str]) -> str:
         return "slime_updates" if options & _UPDATES_ONLY else "slime"

@@ -46,30 +46,7 @@ class Verl(Trainer):
     modules = f"verl.trainer.NAME (or a fork's); NAME is one of {', '.join(PROGRAMS)}"
     example = "python -m verl.trainer.main_ppo"
     keys_file = KEYS_FILE
-    # Source: verl 0.9.1, as its trainer (v1), its FSDP engine and its vLLM server print it in a run.
-    phases: tuple[tuple[str, re.Pattern[str]], ...] = (
-        ("trainer: imports, data", re.compile(r"create worker group")),
-        ("workers: start, imports", re.compile(r"\bcontains [\d.]+[KMBT]? parameters")),
-        ("model: load, FSDP", re.compile(r"actor and ref model engine initialized")),
-        ("rollout server: start, imports", re.compile(r"\(vLLMHttpServer pid=\d+\) \['serve',")),
-        ("vLLM: engine init", re.compile(r"LLMServerManager:")),
-    )
-    metrics = frozenset((
-        *("actor/pg_loss", "actor/grad_norm", "actor/entropy", "actor/entropy_loss", "actor/kl_loss"),
-        *("critic/rewards/mean", "critic/rewards/max", "critic/rewards/min", "critic/score/mean", "critic/score/max"),
-        *("critic/score/min", "critic/advantages/max", "critic/advantages/min", "response_length/mean"),
-        *("response_length/clip_ratio", "training/rollout_actor_probs_pearson_corr", "rollout_corr/kl"),
-        *("training/rollout_probs_diff_mean", "rollout_corr/k3_kl", "mismatch/mismatch_kl", "mismatch/mismatch_k3_kl"),
-        *("actor/ppo_kl", "global_seqlen/min", "global_seqlen/max", "global_seqlen/balanced_min"),
-        *("global_seqlen/balanced_max",),
-        *("perf/throughput", "perf/max_memory_allocated_gb", "perf/max_memory_reserved_gb", "timing_s/step"),
-        *("timing_s/gen", "timing_s/old_log_prob", "timing_s/update_actor", "timing_s/update_weights"),
-    ))  # fmt: skip
-
-    # Source: verl 0.9.1 utils/logger/aggregate_logger.py, concat_dict_to_str.
-    step_line = re.compile(r"\bstep:(?P<step>\d+) -")
     metric = _METRIC
-    step_seconds = "timing_s/step"
 
     def program_of(self, module: str) -> str | None:
         package, _, rest = module.rpartition(".trainer.")
