@@ -115,6 +115,11 @@ class _Writer(string.Formatter):
 _WRITER = _Writer()
 
 
+def in_a_line(failure: BaseException) -> str:
+    """Return an exception and the first line of what it says."""
+    return f"{type(failure).__name__}: {str(failure).partition(chr(10))[0][:200]}"
+
+
 def describe_exception(failure: BaseException) -> dict[str, str]:
     """Return an exception as data: its first cause and the line that raised it."""
     import traceback

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,11 +81,8 @@ def hide_from_git(ours: Path) -> None:
 
 def _as_said(failure: process.CommandFailed) -> RaydebugError:
     """Return the error that `raydebug.tiny` printed."""
-    for line in failure.output.splitlines():
-        try:
-            return RaydebugError.of_json(json.loads(line))
-        except (ValueError, KeyError, TypeError):
-            continue
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return RaydebugError.of_json(process.answer_in(failure.output))
     return failure
 
 

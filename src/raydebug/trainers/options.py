@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from raydebug.settings.files import read_bounded
 from raydebug.trainers.arguments import Arguments
 
 SOURCE_BYTES_MAX = 1024 * 1024  # train_ppo_ray.py of OpenRLHF 0.11 has 35 KiB, slime's arguments.py 88 KiB
@@ -95,11 +96,8 @@ def declared_defaults(file: Path) -> dict[str, object]:
     Raises:
         OSError, SyntaxError, ValueError: the file cannot be read or is no Python.
     """
-    text = file.read_bytes()[: SOURCE_BYTES_MAX + 1]
-    if len(text) > SOURCE_BYTES_MAX:
-        raise ValueError(f"{file} has more than {SOURCE_BYTES_MAX} bytes")
     options: dict[str, object] = {}
-    _collect(ast.parse(text), {}, options)
+    _collect(ast.parse(read_bounded(file, bytes_max=SOURCE_BYTES_MAX, what="a source")), {}, options)
     return options
 
 

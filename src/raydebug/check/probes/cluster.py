@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from raydebug.check.probes import Facts
+from raydebug.findings import in_a_line
 
 PAIRS_OF_ALL_UP_TO = 16  # beyond, each node connects to the next one only: N x N connections would take minutes
 NODE_LIMIT_S = 30.0
@@ -60,7 +61,7 @@ def _ask_each(ray: Any, nodes: list[Facts]) -> None:
             node["clock_off_s"] = round(said["time"] - (asked + answered) / 2, 3)
             node["clock_known_to_s"] = round((answered - asked) / 2, 3)
         except Exception as failure:  # noqa: BLE001 - Ray's many errors of nodes and tasks
-            node["silent"] = f"{type(failure).__name__}: {str(failure).partition(chr(10))[0][:200]}"
+            node["silent"] = in_a_line(failure)
 
 
 def _look(only_time: bool = False) -> Facts:

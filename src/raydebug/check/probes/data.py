@@ -25,7 +25,7 @@ from raydebug.check.probes.plan import (
     trainer_version,
     variables,
 )
-from raydebug.findings import describe_exception
+from raydebug.findings import describe_exception, in_a_line
 from raydebug.settings.flavours import numbers
 from raydebug.trainers.hub import is_hub_name
 from raydebug.trainers.verl.checks import PpoChecks
@@ -146,7 +146,7 @@ def _lengths(plan: Plan, rows: list[Facts]) -> Facts:
     try:
         tokenizer = load_tokenizer(config)
     except Exception as failure:  # noqa: BLE001 - whatever it is, stage `model` names it
-        return {"unknown": f"{type(failure).__name__}: {str(failure).partition(chr(10))[0][:200]}"}
+        return {"unknown": in_a_line(failure)}
     if not tokenizer.chat_template:
         return {"unknown": "the tokenizer has no chat template"}
     options = dict(config.get("template_options") or {})
@@ -156,25 +156,22 @@ def _lengths(plan: Plan, rows: list[Facts]) -> Facts:
     lengths: list[int] = []
     image_tokens = 0
     for index, (prompt, shown) in enumerate(zip(prompts, images, strict=True)):
-        try:
-            if shown and count is not None:
-                if len(shown) != count_placeholders(prompt):
-                    continue  # the rules about images report it
-                length, of_images = count(prompt, shown)
-                image_tokens = max(image_tokens, of_images)
-                lengths.append(length)
-                continue
-            said = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False, **options)
-            lengths.append(len(tokenizer(said, add_special_tokens=False)["input_ids"]))
-        except Exception as failure:  # noqa: BLE001 - a template is a program: TemplateError, TypeError, KeyError
-            if shown and count is not None:
-                continue
-            return {"row": index, "refused": f"{type(failure).__name__}: {str(failure).partition(chr(10))[0][:200]}",
-                    "roles": [m.get("role") for m in prompt][:8]}  # fmt: skip
-        finally:
-            is_late = time.monotonic() > deadline
-        if is_late:
+        if index and time.monotonic() > deadline:
             break
+        try:
+            if count is not None and shown:
+                length, of_images = count(prompt, shown) if len(shown) == count_placeholders(prompt) else (None, 0)
+                image_tokens = max(image_tokens, of_images)
+            else:
+                said = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False, **options)
+                length = len(tokenizer(said, add_special_tokens=False)["input_ids"])
+        except Exception as failure:  # noqa: BLE001 - a template is a program: TemplateError, TypeError, KeyError
+            if count is None or not shown:
+                roles = [message.get("role") for message in prompt][:8]
+                return {"row": index, "refused": in_a_line(failure), "roles": roles}
+            length = None
+        if length is not None:  # of images that do not fit, the rules about images report it
+            lengths.append(length)
     if not lengths:
         return {"unknown": "no prompt with its images could be rendered"}
     return {

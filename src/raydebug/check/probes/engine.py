@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from raydebug.check.probes import Facts
+from raydebug.check.probes import Facts, doing
 from raydebug.check.probes.images import has_vision
 from raydebug.check.probes.plan import compose, read_by
 from raydebug.findings import describe_exception
@@ -66,6 +66,7 @@ def _phase(facts: Facts, name: str) -> Iterator[None]:
     facts["phase"] = name
     started = time.monotonic()
     try:
-        yield
+        with doing(f"phase '{name}'"):
+            yield
     finally:
         facts["phases"][name] = round(time.monotonic() - started, 2)

@@ -13,7 +13,7 @@ from typing import Any
 
 from raydebug.check.probes import Facts
 from raydebug.check.probes.plan import Plan
-from raydebug.findings import describe_exception
+from raydebug.findings import describe_exception, in_a_line
 from raydebug.settings.flavours import installed_version
 from raydebug.trainers.config import TrainingConfig
 from raydebug.trainers.verl.vision import breaks_equal_lengths, config_of, loses_normalization
@@ -92,8 +92,7 @@ def _decode(images: Sequence[Any], row: int) -> Facts:
         try:
             open_image(image).load()
         except Exception as failure:  # noqa: BLE001 - pillow raises its own, struct.error, SyntaxError
-            said = str(failure).partition("\n")[0]
-            return {"broken": {"row": row, "image": place, "said": f"{type(failure).__name__}: {said[:200]}"}}
+            return {"broken": {"row": row, "image": place, "said": in_a_line(failure)}}
     return {}
 
 

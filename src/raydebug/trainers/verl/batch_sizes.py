@@ -11,7 +11,7 @@ the v1 trainer pads a batch to) and :1482 (gen_batch_size); trainer/ppo/utils.py
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -174,7 +174,13 @@ UNCOUNTED_RANKS = 8  # if torchrun counts the GPUs itself: a multiple of 8 is on
 
 def fit_batches(program: str, settings: Settings) -> None:
     """Adjust the reduced numbers of one command."""
-    _FITS[program](settings)
+    if "sft" in program:
+        _fit_sft(settings)
+    else:
+        _at_most(settings, "tensor_parallel", ranks_of(settings), "no more ranks than there are")
+        _fit_rollout_engine(settings)
+        if not program.startswith("generation"):
+            _fit_ppo(settings)
     _enough_samples(settings)
 
 
@@ -200,8 +206,6 @@ def _fit_ppo(settings: Settings) -> None:
     (mini batch by ranks), workers/config/actor.py:validate (mini batch not above train batch); 0.4.1
     workers/fsdp_workers.py:156-166 (mini batch * n / ranks by micro batch).
     """
-    _at_most(settings, "tensor_parallel", ranks_of(settings), "no more ranks than there are")
-    _fit_rollout_engine(settings)
     if not any(settings.is_changed(word) for word in _SHARED):
         return  # the user's own numbers fit each other already
     ranks, rollouts = ranks_of(settings), settings.whole("rollouts_per_prompt") or 1
@@ -254,11 +258,6 @@ def _fit_sft(settings: Settings) -> None:
     ranks = max(1, ranks_of(settings) // (settings.whole("sequence_parallel") or 1))
     if any(settings.is_changed(word) for word in _SHARED):
         _divide(settings, "micro_batch_size", _whole_batches(settings, ranks) // ranks)
-
-
-def _fit_generation(settings: Settings) -> None:
-    _at_most(settings, "tensor_parallel", ranks_of(settings), "no more ranks than there are")
-    _fit_rollout_engine(settings)
 
 
 def _fit_rollout_engine(settings: Settings) -> None:
@@ -316,14 +315,3 @@ def _divide(settings: Settings, word: str, whole: int) -> None:
     if number and whole > 0 and whole % number:
         divisor = largest_divisor(whole, number)
         settings.change(word, str(divisor), f"divides a rank's share, {whole}")
-
-
-_FITS: dict[str, Callable[[Settings], None]] = {
-    "ppo": _fit_ppo,
-    "easyr1": _fit_ppo,
-    "sft": _fit_sft,
-    "sft_ray": _fit_sft,
-    "fsdp_sft": _fit_sft,
-    "generation": _fit_generation,
-    "generation_server": _fit_generation,
-}

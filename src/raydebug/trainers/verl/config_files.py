@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from raydebug.settings.files import decode, read_bounded
 from raydebug.settings.flavours import installed_version
 from raydebug.trainers.arguments import Arguments
 from raydebug.trainers.config import find_program_file, is_file, package_folder
@@ -288,10 +289,8 @@ def read_yaml(file: Path) -> tuple[str, dict[str, Any]]:
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    if file.stat().st_size > CONFIG_BYTES_MAX:
-        raise NotComposed(f"{file} has more than {CONFIG_BYTES_MAX} bytes")
     try:
-        text = file.read_text(encoding="utf-8")
+        text = decode(read_bounded(file, bytes_max=CONFIG_BYTES_MAX, what="a config"))
         depth = 0
         for event in yaml.parse(text, Loader=loader):
             if getattr(event, "anchor", None):
@@ -300,7 +299,7 @@ def read_yaml(file: Path) -> tuple[str, dict[str, Any]]:
             if depth > LEVELS_MAX:  # libyaml's loader calls itself for each: at 40,000 the process would crash
                 raise NotComposed(f"{file} has more than {LEVELS_MAX} levels in one another")
         document = yaml.load(text, Loader=loader)  # noqa: S506 - both loaders are the safe one
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError) as failure:
+    except (yaml.YAMLError, ValueError) as failure:
         raise NotComposed(f"{file}: {failure}".splitlines()[0]) from failure
     if document is not None and not isinstance(document, dict):
         raise NotComposed(f"{file} is not a mapping")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from raydebug.settings.files import read_bounded
 from raydebug.settings.flavours import installed_version
 from raydebug.trainers.config import find_program_file
 from raydebug.trainers.trainer import Installed, Program
@@ -91,7 +92,4 @@ def _leaves(file: Path) -> dict[str, Any]:
 
 
 def _text(file: Path) -> str:
-    data = file.read_bytes()[: SOURCE_BYTES_MAX + 1]
-    if len(data) > SOURCE_BYTES_MAX:
-        raise ValueError(f"{file} has more than {SOURCE_BYTES_MAX} bytes")
-    return data.decode("utf-8", "replace")
+    return read_bounded(file, bytes_max=SOURCE_BYTES_MAX, what="a source").decode("utf-8", "replace")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,26 +19,14 @@ from raydebug.trainers.verl import config_files
 from raydebug.trainers.verl.config_files import MainConfig, NotComposed, leaves
 from raydebug.trainers.verl.plain_config import resolved
 
-_CORE = "verl.trainer.ppo.core_algos"
-# What verl is asked beside its own check: a key, the function that refuses a value of it, and this value.
-_ASKED: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
-    (
-        "actor_rollout_ref.rollout",
-        *("verl.utils.config", "omega_conf_to_dataclass"),
-        lambda config: config.actor_rollout_ref.rollout,
-    ),
-    (
-        "actor_rollout_ref.model.external_lib",
-        *("verl.utils.import_utils", "import_external_libs"),
-        lambda config: config.actor_rollout_ref.model.get("external_lib"),
-    ),
-    ("algorithm.adv_estimator", _CORE, "get_adv_estimator_fn", lambda config: config.algorithm.adv_estimator),
-    (
-        "actor_rollout_ref.actor.policy_loss.loss_mode",
-        *(_CORE, "get_policy_loss_fn"),
-        lambda config: config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"),
-    ),
-    ("data.custom_cls", "verl.utils.dataset.rl_dataset", "get_dataset_class", lambda config: config.data),
+_CORE, _CLASS_OF_DATA = "verl.trainer.ppo.core_algos", "data.custom_cls"
+# What verl is asked beside its own check: a key, and the function that refuses a value of it.
+_ASKED = (
+    ("actor_rollout_ref.rollout", "verl.utils.config", "omega_conf_to_dataclass"),
+    ("actor_rollout_ref.model.external_lib", "verl.utils.import_utils", "import_external_libs"),
+    ("algorithm.adv_estimator", _CORE, "get_adv_estimator_fn"),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode", _CORE, "get_policy_loss_fn"),
+    (_CLASS_OF_DATA, "verl.utils.dataset.rl_dataset", "get_dataset_class"),
 )
 
 
@@ -101,12 +89,17 @@ def ask_verl(config: Any) -> dict[str, str] | None:
         )
     except Exception as failure:  # noqa: BLE001 - assertions, ValueError, Hydra's own errors
         return {**describe_exception(failure), "part": "validate_config"}
+    from omegaconf import OmegaConf
+
     sys.path.insert(0, "")  # the user's own modules may register what is asked for after them
-    for part, module, function, value_of in _ASKED:
+    for part, module, function in _ASKED:
+        value = config.data if part == _CLASS_OF_DATA else OmegaConf.select(config, part)
+        if value is None:  # an older verl has no such key
+            continue
         try:
-            getattr(import_module(module), function)(value_of(config))
+            getattr(import_module(module), function)(value)
         except AttributeError:
-            continue  # an older verl has no such function or key
+            continue  # an older verl has no such function
         except Exception as failure:  # noqa: BLE001 - as above
             if not _is_older(failure):
                 return {**describe_exception(failure), "part": part}
