@@ -24,7 +24,6 @@ from raydebug.findings import Finding
 from raydebug.settings.files import atomic_write, state_dir
 
 KEPT_AT_MOST = 200
-RECORD_BYTES_MAX = 1024 * 1024
 HASHED_BYTES_MAX = 1024 * 1024
 # Variables of terminals and shells: they differ between windows and do not affect a training.
 OF_A_TERMINAL = (
@@ -60,10 +59,7 @@ class Cache:
         if self._fresh or isinstance(target.runner, NodeRunner):  # its files are not this machine's
             return None
         try:
-            path = self._file(target, stage)
-            if path.stat().st_size > RECORD_BYTES_MAX:
-                return None
-            said = json.loads(path.read_text(encoding="utf-8"))
+            said = json.loads(self._file(target, stage).read_text(encoding="utf-8"))
             record = Record(said["at"], said["seconds"], [Finding(**row) for row in said["findings"]], said["files"])
         except (OSError, ValueError, TypeError, KeyError, AssertionError):
             return None
@@ -76,10 +72,9 @@ class Cache:
             return
         files = {name: fingerprint(target.runner.here(name)) for name in sorted(set(read))}
         said = {"at": time.time(), "seconds": seconds, "findings": [f.as_record() for f in findings], "files": files}
-        path = self._file(target, stage)
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            atomic_write(path, json.dumps(said))
+            atomic_write(self._file(target, stage), json.dumps(said))
             records = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
             for path in records[KEPT_AT_MOST:]:
                 path.unlink(missing_ok=True)

@@ -11,10 +11,9 @@ from raydebug.check.target import Target
 from raydebug.findings import Finding, finding
 from raydebug.settings.files import environment_dir
 from raydebug.settings.flavours import numbers
-from raydebug.trainers.config import TrainingConfig
+from raydebug.trainers.config import BYTES, TrainingConfig
 
 GIB = 1024**3
-BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "half": 2, "auto": 2}
 # Layers with a state of fixed size per sequence instead of a cache that grows with it, or with a cache that ends at a
 # window or chunk. Source of the latter: vllm 0.28 v1/kv_cache_interface.py SlidingWindowSpec and
 # ChunkedLocalAttentionSpec, max_memory_usage_bytes.

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from raydebug import render
 from raydebug.errors import RaydebugError, UsageError
@@ -73,8 +73,7 @@ class Rollouts:
     def of_variable(cls, value: str) -> Rollouts | None:
         """Return what `as_variable` said; None for an empty value."""
         mode, _, folder = value.partition(":")
-        known: dict[str, Mode] = {"record": "record", "replay": "replay", "only-rollout": "only-rollout"}
-        return cls(known[mode], Path.cwd() / folder if folder else None) if mode in known else None
+        return cls(cast("Mode", mode), Path.cwd() / folder if folder else None) if mode else None
 
     def require(self, where: Path) -> None:
         """Look at the folder before anything starts; `where` is the command's.
@@ -141,7 +140,10 @@ class Rollouts:
         if self.mode == "replay":
             compare(self.folder, read_record(self.folder), now)
             return
-        begin_record(self.folder, now)
+        require_new(self.folder)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        (self.folder / RECORD).write_text(json.dumps({**now, "steps": list(STEPS)}, indent=1), encoding="utf-8")
         atexit.register(finish_record, self.folder)
 
 
@@ -187,18 +189,6 @@ def _hash_file(file: Path) -> str | None:
 def _hash_whole(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def begin_record(folder: Path, now: Mapping[str, Any]) -> None:
-    """Make the folder of a record, for this user alone.
-
-    Raises:
-        RaydebugError: something is in it already, or it is another user's.
-    """
-    require_new(folder)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    (folder / RECORD).write_text(json.dumps({**now, "steps": list(STEPS)}, indent=1), encoding="utf-8")
 
 
 def require_new(folder: Path) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 _NONE = object()
+# Of one number, by its type's name in a config; `auto` is that of the model.
+BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "half": 2, "auto": 2}
 
 
 def value_at(config: Any, path: str, default: Any = None) -> Any:

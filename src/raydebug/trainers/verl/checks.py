@@ -17,6 +17,7 @@ from typing import Any
 from raydebug.findings import Finding, finding
 from raydebug.trainers.checks import Checks
 from raydebug.trainers.config import (
+    BYTES,
     CannotCompose,
     Composed,
     RewardFunction,
@@ -59,7 +60,6 @@ _KEYS = {
     "reward_file": ("reward.custom_reward_function.path", "custom_reward_function.path"),
     "reward_name": ("reward.custom_reward_function.name", "custom_reward_function.name"),
 }
-_BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 # What verl passes on to vLLM under the same name.
 _SAME = ("dtype", "load_format", "max_model_len", "max_num_seqs", "enable_chunked_prefill", "max_num_batched_tokens",
          "enable_prefix_caching", "logprobs_mode", "enforce_eager", "gpu_memory_utilization", "disable_log_stats",
@@ -309,7 +309,7 @@ def _offloads(config: TrainingConfig, role: str, fsdp: Mapping[str, Any]) -> boo
 
 
 def _sharded_bytes(parameters: int, fsdp: Mapping[str, Any], ranks: int, *, whole: bool) -> int:
-    number = _BYTES.get(str(fsdp.get("model_dtype") or "fp32"), 4)
+    number = BYTES.get(str(fsdp.get("model_dtype") or "fp32"), 4)
     copies = 0 if fsdp.get("param_offload") else 1
     if whole:
         copies += 1 + (0 if fsdp.get("optimizer_offload") else 2)

@@ -24,8 +24,7 @@ from raydebug.trainers.config import find_program_file, is_file, package_folder
 from raydebug.trainers.trainer import Installed, Program
 
 CONFIG_BYTES_MAX = 1024 * 1024  # verl's largest has 45 KiB
-DEPTH_MAX = 16
-FILES_MAX = 500  # verl's config has 40
+FILES_MAX = 200  # verl's config has 40
 MAIN_PPO = "verl.trainer.main_ppo"
 PACKAGES_MAX = 2  # above a program's folder
 LEVELS_MAX = 64  # verl's have 6
@@ -159,7 +158,7 @@ def compose(
     """
     composer = _Composer(list(folders), dict(choices), working_dir)
     whole: dict[str, object] = {}
-    composer.add(whole, name.removesuffix(".yaml"), group="", package="", depth=0)
+    composer.add(whole, name.removesuffix(".yaml"), group="", package="")
     whole.pop("hydra", None)
     return whole
 
@@ -195,15 +194,13 @@ class _Composer:
         self._files = 0
         self._lost: list[str] = []  # entries of the search path whose package is not installed
 
-    def add(self, whole: dict[str, object], name: str, *, group: str, package: str, depth: int) -> None:
+    def add(self, whole: dict[str, object], name: str, *, group: str, package: str) -> None:
         """Merge one file and the files of its defaults list into the config at a package."""
-        if depth > DEPTH_MAX:
-            raise NotComposed(f"more than {DEPTH_MAX} configs name one another, {name} among them")
         self._files += 1
         if self._files > FILES_MAX:
             raise NotComposed(f"more than {FILES_MAX} configs are merged, {name} among them")
         text, document = self._read(f"{group}/{name}" if group else name)
-        if depth == 0:
+        if self._files == 1:  # the primary config
             hydra = document.get("hydra")
             more = hydra.get("searchpath") if isinstance(hydra, dict) else None
             if isinstance(more, list):
@@ -222,7 +219,7 @@ class _Composer:
             if entry == "_self_":
                 _merge(_at(whole, package), document)
             else:
-                self._add_default(whole, entry, group, package, depth)
+                self._add_default(whole, entry, group, package)
 
     def _without_overrides(self, defaults: list[Any]) -> Iterator[Any]:
         """Record each `override GROUP: CHOICE`, and yield the other entries."""
@@ -233,13 +230,13 @@ class _Composer:
             else:
                 yield entry
 
-    def _add_default(self, whole: dict[str, object], entry: Any, group: str, package: str, depth: int) -> None:
+    def _add_default(self, whole: dict[str, object], entry: Any, group: str, package: str) -> None:
         if isinstance(entry, str):
             # A config of the same group, at the same place.
             file, _, at = entry.partition("@")
             above, _, name = file.removesuffix(".yaml").rpartition("/")
             place = _dotted(package, at) if at else package
-            self.add(whole, name, group=_joined(group, above), package=place, depth=depth + 1)
+            self.add(whole, name, group=_joined(group, above), package=place)
             return
         if not isinstance(entry, dict) or len(entry) != 1:
             raise NotComposed(f"a default that is neither a name nor a group: {entry!r}")
@@ -261,7 +258,7 @@ class _Composer:
             name = _CHOICE.sub(lambda group: self._chosen[group[1]], str(file)).removesuffix(".yaml")
             self._chosen[where] = name
             try:
-                self.add(whole, name, group=where, package=place, depth=depth + 1)
+                self.add(whole, name, group=where, package=place)
             except FileNotFoundError as failure:
                 if not optional:
                     raise self._missing(str(failure)) from failure

@@ -18,7 +18,7 @@ from raydebug.trainers.trainer import Installed, Program
 
 _ROOT = "PPOConfig"  # the dataclass of the whole config
 _VERSION = re.compile(r"^__version__ = [\"'](\d+(?:\.\d+)+)", re.MULTILINE)
-SOURCE_BYTES_MAX, FILES_MAX, DEPTH_MAX = 256 * 1024, 100, 8
+SOURCE_BYTES_MAX, FILES_MAX = 256 * 1024, 100
 
 
 def read_config(program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Installed:
@@ -39,7 +39,7 @@ def read_config(program: Program, argv: Sequence[str], *, folder: Path, search: 
         if named:
             values |= _leaves(folder / named[-1])
         return Installed(version, values)
-    except (OSError, SyntaxError, ValueError) as failure:
+    except (OSError, SyntaxError, ValueError, RecursionError) as failure:
         return Installed(version, None, str(failure))
 
 
@@ -57,17 +57,15 @@ def declared_fields(package: Path) -> Iterator[tuple[str, Any]]:
                 classes[node.name] = [it for it in node.body if isinstance(it, ast.AnnAssign)]
     if _ROOT not in classes:
         raise ValueError(f"{package} has no dataclass {_ROOT}")
-    yield from _fields(_ROOT, "", classes, 0)
+    yield from _fields(_ROOT, "", classes)
 
 
-def _fields(name: str, above: str, classes: Mapping[str, list[ast.AnnAssign]], depth: int) -> Iterator[tuple[str, Any]]:
-    if depth > DEPTH_MAX:
-        raise ValueError(f"more than {DEPTH_MAX} dataclasses are in one another, {name} among them")
+def _fields(name: str, above: str, classes: Mapping[str, list[ast.AnnAssign]]) -> Iterator[tuple[str, Any]]:
     for declared in classes[name]:
         path = f"{above}{ast.unparse(declared.target)}"
         kind = ast.unparse(declared.annotation)
         if kind in classes:
-            yield from _fields(kind, f"{path}.", classes, depth + 1)
+            yield from _fields(kind, f"{path}.", classes)
         elif "init=False" not in (ast.unparse(declared.value) if declared.value else ""):  # not the user's to set
             try:
                 yield path, ast.literal_eval(declared.value) if declared.value else None
