@@ -11,7 +11,7 @@ from raydebug.check.output import Tried, next_steps
 from raydebug.check.stages import FAILED, PASSED, Outcome
 from raydebug.findings import Finding
 
-WELL = Tried("bash train.sh", [Outcome("env", PASSED, 0.1, 0.3)], 0, 61.4, None, cluster=True, name="default")
+WELL = Tried("bash train.sh", [Outcome("env", PASSED, 0.1, 0.3)], 0, 61.4, None, cluster=True)
 
 
 def refused(finding: Finding) -> Tried:
@@ -40,8 +40,8 @@ AGAIN = "next: fix that and try again; stages that passed are not run twice"
         ({"warnings": 2}, "tried: the checks passed, the small run ended with 2 warnings (above) in 61 s"),
         # After a run on a cluster of its own: the command that keeps a cluster up.
         (
-            {"cluster": False, "name": "blue"},
-            "      raydebug up --name blue: a cluster that stays up saves the next try its start",
+            {"cluster": False},
+            "      raydebug up: a cluster that stays up saves the next try its start",
         ),
         # A run that failed without stopping is to be tried with post-mortem; one that could stop is to be fixed.
         ({"code": 1}, "tried: the checks passed, the small run failed with code 1 after 61 s"),

@@ -11,7 +11,6 @@ from datetime import datetime
 
 from raydebug.check.stages import FAILED, SKIPPED, Outcome
 from raydebug.check.target import Target
-from raydebug.cluster.state import name_option
 from raydebug.errors import Exit
 from raydebug.findings import Finding
 from raydebug.protocol.secrets import without_secret_arguments
@@ -144,19 +143,17 @@ class Tried:
     seconds: float
     debugger: str | None
     cluster: bool
-    name: str
     warnings: int = 0
 
 
 def next_steps(tried: Tried) -> Iterator[str]:
     """Yield the last lines of a try: its result, and the commands to run next."""
-    named = name_option(tried.name)
     command = tried.command if len(tried.command) <= COMMAND_CHARS_MAX else "COMMAND"
     failed = next((outcome for outcome in tried.outcomes if outcome.status == FAILED), None)
     if tried.code is None and failed is not None:
         yield f"tried: stage {failed.stage} failed; nothing was run"
         if any(finding.overrides or finding.variables for finding in failed.findings):
-            yield f"next: raydebug check {failed.stage} --fix --profile debug{named} -- {command}"
+            yield f"next: raydebug check {failed.stage} --fix --profile debug -- {command}"
             yield "      applies the fixes that are settings or variables, and prints the fixed command"
         else:
             yield "next: fix that and try again; stages that passed are not run twice"
@@ -167,7 +164,7 @@ def next_steps(tried: Tried) -> Iterator[str]:
     if tried.code != 0:
         yield f"tried: the checks passed, the small run failed with code {tried.code} after {tried.seconds:.0f} s"
         if tried.debugger in (None, "off", "breakpoint"):
-            yield f"next: raydebug try --debugger post-mortem{named} -- {command}"
+            yield f"next: raydebug try --debugger post-mortem -- {command}"
             yield "      stops at the frame that raises, for `raydebug attach`"
         else:
             yield "next: fix that and try again; stages that passed are not run twice"
@@ -176,8 +173,8 @@ def next_steps(tried: Tried) -> Iterator[str]:
         plural = "s" if tried.warnings > 1 else ""
         how = f"with {tried.warnings} warning{plural} (above)" if tried.warnings else "well"
         yield f"tried: the checks passed, the small run ended {how} in {tried.seconds:.0f} s"
-        yield f"next: raydebug check{named} -- {command}"
-        yield f"      raydebug run{named} -- {command}"
+        yield f"next: raydebug check -- {command}"
+        yield f"      raydebug run -- {command}"
         yield "      the same at its full size; `raydebug report` shows what the small run spent its time on"
     if not tried.cluster:
-        yield f"      raydebug up{named}: a cluster that stays up saves the next try its start"
+        yield "      raydebug up: a cluster that stays up saves the next try its start"

@@ -15,7 +15,7 @@ from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from raydebug.cluster.state import Cluster
     from raydebug.console.selection import Selection
@@ -143,28 +143,29 @@ def attach(
     from raydebug.client.gateway_client import fetch_pauses
     from raydebug.console.attach import attach_group, attach_pause
     from raydebug.console.session import GatewayAddress
+    from raydebug.console.unmanaged_session import UnmanagedCluster
 
     process = _process(pid, worker, thread, others=(target, ranks, job))
     selection = _selection(target, ranks, job, steal=steal)
     cluster = _find(name, address)
     commands = execute or ()
-    if address is not None:
-        if selection is not None or process is not None:
-            raise UsageError(
-                "a cluster without a gateway gives one pause at a time",
-                cause="all, --ranks, --job, --pid and --worker need a gateway: Ray's table knows none of it",
-                fix="raydebug attach ID, or start the job on a cluster of `raydebug up`",
-            )
-        raise typer.Exit(_attach_stock(cluster, target, commands, timeout, steal=steal))
-    gateway = GatewayAddress.of(cluster)
-    with named_if_lost(cluster):
+    if address is not None and (selection is not None or process is not None):
+        raise UsageError(
+            "a cluster without a gateway gives one pause at a time",
+            cause="all, --ranks, --job, --pid and --worker need a gateway: Ray's table knows none of it",
+            fix="raydebug attach ID, or start the job on a cluster of `raydebug up`",
+        )
+
+    def fetch() -> list[ListedPause]:
+        return fetch_pauses(cluster)
+
+    at = GatewayAddress.of(cluster) if address is None else UnmanagedCluster(fetch)
+    with named_if_lost(cluster) if address is None else contextlib.nullcontext():
         if selection is not None:
-            code = attach_group(gateway, selection, lambda: fetch_pauses(cluster), commands=commands, timeout_s=timeout)
+            code = attach_group(at, selection, fetch, commands=commands, timeout_s=timeout)
         else:
-            chosen = process or target or _choose(fetch_pauses(cluster))
-            code = attach_pause(
-                gateway, chosen, cluster=cluster.name, commands=commands, timeout_s=timeout, steal=steal
-            )
+            chosen = process or target or _choose(fetch())
+            code = attach_pause(at, chosen, cluster=cluster.name, commands=commands, timeout_s=timeout, steal=steal)
     raise typer.Exit(int(code))
 
 
@@ -193,18 +194,6 @@ def named_if_lost(cluster: Cluster) -> Iterator[None]:
             code="session.head-gone",
             exit_code=Exit.SESSION_LOST,
         ) from failure
-
-
-def _attach_stock(
-    cluster: Cluster, target: str | None, commands: Sequence[str], timeout: float | None, *, steal: bool
-) -> int:
-    from raydebug.client.gateway_client import fetch_pauses
-    from raydebug.console.attach import attach_pause
-    from raydebug.console.unmanaged_session import UnmanagedCluster
-
-    chosen = target or _choose(fetch_pauses(cluster))
-    unmanaged = UnmanagedCluster(lambda: fetch_pauses(cluster))
-    return attach_pause(unmanaged, chosen, cluster=cluster.name, commands=commands, timeout_s=timeout, steal=steal)
 
 
 def _process(pid: str | None, worker: str | None, thread: str | None, *, others: tuple[str | None, ...]) -> str | None:

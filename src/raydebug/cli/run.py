@@ -303,7 +303,6 @@ def try_(
         seconds=seconds,
         debugger=debugger,
         cluster=target.cluster is not None,
-        name=name,
         warnings=0 if code is None else _warnings_of_last_run(),
     )
     for line in next_steps(tried):

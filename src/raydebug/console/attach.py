@@ -82,7 +82,7 @@ def attach_pause(
 
 
 def attach_group(
-    address: GatewayAddress,
+    address: GatewayAddress | UnmanagedCluster,
     selection: Selection,
     list_pauses: Callable[[], list[ListedPause]],
     *,

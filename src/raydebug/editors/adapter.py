@@ -29,6 +29,7 @@ from raydebug.protocol.client_handshake import NotProven
 from raydebug.protocol.lost_peers import OUT_OF_REACH, watch_peer
 from raydebug.protocol.messages import COPIES
 from raydebug.protocol.wire import Message
+from raydebug.render import suggest_for, suggested
 
 if TYPE_CHECKING:
     from raydebug.snapshot.session import SnapshotSession
@@ -45,7 +46,9 @@ def find_address(arguments: Message) -> GatewayAddress:
     Raises:
         RaydebugError: no such cluster, or its token or its record cannot be read.
     """
-    cluster = load_cluster(choose_name(str(arguments.get("cluster") or "")))
+    name = choose_name(str(arguments.get("cluster") or ""))
+    suggest_for(name)
+    cluster = load_cluster(name)
     try:
         return GatewayAddress.of(cluster)
     except ValueError as error:  # of the port: a token that cannot be read is a RaydebugError already
@@ -225,6 +228,7 @@ class Relay:
             self._writer.write(wire.encode(message))
 
     def _refuse(self, request: Message, what: str, cause: str, fix: str, code: str) -> None:
+        fix = suggested(fix)
         text = f"{what}: {cause}; {fix}"
         error = {"id": 1, "format": text, "showUser": True, "code": code, "fix": fix}
         self._send(wire.refusal(0, request, text, {"error": error}))

@@ -10,7 +10,7 @@ import secrets
 import unicodedata
 
 from raydebug.errors import RaydebugError, UsageError
-from raydebug.render import visible
+from raydebug.render import suggested, visible
 
 LIMIT_BYTES = 4096  # of an answer, in UTF-8
 OWN_BYTES = 600  # of our words before the data, and of those after it
@@ -48,7 +48,9 @@ class Answers:
 
     def refuse(self, failure: RaydebugError) -> str:
         """Return the answer of a tool that failed: what failed and why is data too, as it may quote the job."""
-        return self.make(failure.code, f"error: {failure.what}\ncause: {failure.cause}", f"fix: {failure.fix}")
+        return self.make(
+            failure.code, f"error: {failure.what}\ncause: {failure.cause}", f"fix: {suggested(failure.fix)}"
+        )
 
     def _page(self, answer: str, text: bytes, offset: int, words: str, after: str) -> str:
         words, after = _own(words), _own(after)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from raydebug import render
 from raydebug.client.gateway_client import request
-from raydebug.cluster.state import Cluster, name_option
+from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError
 from raydebug.protocol import messages
 from raydebug.runs.folder import STACKS
@@ -120,7 +120,7 @@ class HangWatch:
         if (call := longest_call(samples[-1], words)) is not None:
             lines.append(call)
         if verdict["next"]:
-            lines.append(f"next: {verdict['next']}{name_option(cluster.name)}")
+            lines.append(render.suggested(f"next: {verdict['next']}"))
         if recorder.folder is not None:
             with contextlib.suppress(OSError):  # a full disk
                 atomic_write(recorder.folder / STACKS, json.dumps(document))
@@ -130,7 +130,7 @@ class HangWatch:
             lines.append(_pause(cluster, verdict["instances"][0], samples[-1]))
         for line in lines:
             render.say(render.visible(line))
-        recorder.take_hang(lines, why=verdict["text"], fix=verdict["next"] or "")
+        recorder.take_hang(lines, why=verdict["text"], fix=render.suggested(verdict["next"] or ""))
         return verdict
 
 
@@ -141,4 +141,4 @@ def _pause(cluster: Cluster, instance: str, sample: Sequence[ListedStacks]) -> s
         pause = request(cluster, "POST", "/pause", body)["pause"]
     except RaydebugError as error:
         return f"pid {pid} cannot be paused: {error.cause}"
-    return f"pid {pid} is paused: {render.command('raydebug', 'attach', pause['id'])}{name_option(cluster.name)}"
+    return render.suggested(f"pid {pid} is paused: {render.command('raydebug', 'attach', pause['id'])}")

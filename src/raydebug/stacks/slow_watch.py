@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from raydebug import render
 from raydebug.client.gateway_client import ask_processes, fetch_stacks
 from raydebug.cluster.kinds import kind_of
-from raydebug.cluster.state import Cluster, name_option
+from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError
 from raydebug.process import answer_in
 from raydebug.protocol.messages import ANSWERED
@@ -104,7 +104,7 @@ def _report(cluster: Cluster, slow: SlowRank, recorder: Recorder) -> None:
     why, following = "; ".join(causes) or "not seen", slow.verdict("")["next"] or ""
     recorder.take_finding("run.slow-rank", "warning", slow.text, why=why, fix=following)
     for line in (f"warning: {slow.text}  [run.slow-rank]", f"cause: {why}", f"next: {following}"):
-        render.say(render.visible(f"{line}{name_option(cluster.name) if line.startswith('next') else ''}", keep=""))
+        render.say(render.visible(line, keep=""))
 
 
 def find_cause(cluster: Cluster, slow: SlowRank) -> str:

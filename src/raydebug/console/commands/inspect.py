@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+from functools import partial
 
 from raydebug.console import probes
 from raydebug.console.debugger import Command, CommandFailed, Debugger
@@ -26,16 +27,8 @@ async def _where(debugger: Debugger, argument: str) -> str:
     return where(stack, source, all_frames=bool(argument), paint=debugger.paint)
 
 
-async def _up(debugger: Debugger, argument: str) -> str:
-    return await _select(debugger, _count(argument), "Oldest frame")
-
-
-async def _down(debugger: Debugger, argument: str) -> str:
-    return await _select(debugger, -_count(argument), "Newest frame")
-
-
-async def _select(debugger: Debugger, older_by: int, end: str) -> str:
-    stack = debugger.stack
+async def _select(debugger: Debugger, argument: str, *, sign: int, end: str) -> str:
+    stack, older_by = debugger.stack, sign * _count(argument)
     if not stack.move(older_by):
         folded = 0 if stack.unfolded else stack.folded_beyond(older_by)
         more = f"; {'1 frame' if folded == 1 else f'{folded} frames'} of Ray beyond, after `w all`" if folded else ""
@@ -222,8 +215,10 @@ async def run_code(debugger: Debugger, code: str) -> str:
 
 COMMANDS = (
     Command(("w", "where", "bt"), "w [all]", "The stack, newest last; all: with Ray's, for u and d too.", _where),
-    Command(("u", "up"), "u [count]", "Go to an older frame: the caller.", _up),
-    Command(("d", "down"), "d [count]", "Go to a newer frame: the one called.", _down),
+    Command(("u", "up"), "u [count]", "Go to an older frame: the caller.",
+            partial(_select, sign=1, end="Oldest frame")),
+    Command(("d", "down"), "d [count]", "Go to a newer frame: the one called.",
+            partial(_select, sign=-1, end="Newest frame")),
     Command(("l", "list"), "l [. | line | from,to]", "Source around the current line; again: the lines after.", _list),
     Command(("ll", "longlist"), "ll", "The source of the whole function.", _longlist, bare=True),
     Command(("source",), "source EXPR", "The source of a function or class.", _source_of, needs="EXPR"),

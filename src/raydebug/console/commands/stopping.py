@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+from functools import partial
 from pathlib import Path
 
 from raydebug.console import probes
@@ -15,30 +16,15 @@ from raydebug.render import visible
 # Steps
 
 
-async def _next(debugger: Debugger, argument: str) -> str:
-    return await _step(debugger, *_returns_above(debugger), "next")
-
-
-async def _step_in(debugger: Debugger, argument: str) -> str:
-    return await _step(debugger, "stepIn")
-
-
-async def _return(debugger: Debugger, argument: str) -> str:
-    return await _step(debugger, *_returns_above(debugger), "stepOut")
-
-
-def _returns_above(debugger: Debugger) -> list[str]:
-    """Return the steps up to the selected frame: as in pdb, `n` after `u` is a step of the caller."""
-    return ["stepOut"] * debugger.session.stack.selected
-
-
-async def _step(debugger: Debugger, *steps: str) -> str:
+async def _step(debugger: Debugger, argument: str = "", *, last: str) -> str:
+    """Take a step of the selected frame's: as in pdb, `n` after `u` is one of the caller; `stepIn` is of the newest."""
     if debugger.session.post_mortem:
         raise CommandFailed(
             "nothing can be stepped after an exception: look around; `c` lets the task fail as it would"
         )
-    debugger.steps_left = list(steps[1:])
-    await debugger.session.resume(steps[0])
+    above = 0 if last == "stepIn" else debugger.session.stack.selected
+    first, *debugger.steps_left = [*["stepOut"] * above, last]
+    await debugger.session.resume(first)
     return ""
 
 
@@ -50,10 +36,10 @@ async def _until(debugger: Debugger, argument: str) -> str:
     if target <= frame.line:
         raise CommandFailed('"until" line number is smaller than current line number')
     if function is None or debugger.session.post_mortem:
-        return await _next(debugger, "")
+        return await _step(debugger, last="next")
     # Breakpoints on every later statement of the function, and the return: the loop body runs at full speed until then.
     await debugger.breakpoints.stop_once_at(frame.path, [line for line in function.statements if line >= target])
-    return await _return(debugger, "")
+    return await _step(debugger, last="stepOut")
 
 
 async def _continue(debugger: Debugger, argument: str) -> str:
@@ -110,15 +96,9 @@ async def _return_value(debugger: Debugger, function: str) -> str:
 # Breakpoints
 
 
-async def _break(debugger: Debugger, argument: str) -> str:
-    return await _set(debugger, argument) if argument else _table(debugger)
-
-
-async def _temporary(debugger: Debugger, argument: str) -> str:
-    return await _set(debugger, argument, temporary=True) if argument else _table(debugger)
-
-
-async def _set(debugger: Debugger, argument: str, *, temporary: bool = False) -> str:
+async def _break(debugger: Debugger, argument: str, *, temporary: bool = False) -> str:
+    if not argument:
+        return _table(debugger)
     where, _, condition = (part.strip() for part in argument.partition(","))
     if condition:
         debugger.expression(condition)
@@ -220,14 +200,17 @@ async def _named(debugger: Debugger, argument: str) -> list[Breakpoint]:
 
 
 COMMANDS = (
-    Command(("n", "next"), "n", "Run to the next line of this function.", _next, bare=True),
-    Command(("s", "step"), "s", "Run to the next line, into functions that are called.", _step_in, bare=True),
-    Command(("r", "return"), "r", "Run until this function returns; stops in its caller.", _return, bare=True),
+    Command(("n", "next"), "n", "Run to the next line of this function.", partial(_step, last="next"), bare=True),
+    Command(("s", "step"), "s", "Run to the next line, into functions that are called.",
+            partial(_step, last="stepIn"), bare=True),
+    Command(("r", "return"), "r", "Run until this function returns; stops in its caller.",
+            partial(_step, last="stepOut"), bare=True),
     Command(("unt", "until"), "until [line]", "Run to a later line of this function: out of a loop.", _until),
     Command(("c", "cont", "continue"), "c", "Resume until the next breakpoint.", _continue, bare=True),
     Command(("q", "quit", "exit"), "q", "Leave; asks whether to resume the task.", leave, bare=True),
     Command(("b", "break"), "b [WHERE][, condition]", "Set a breakpoint: line, file:line, function; or list.", _break),
-    Command(("tbreak",), "tbreak WHERE[, condition]", "Set a breakpoint that stops once.", _temporary),
+    Command(("tbreak",), "tbreak WHERE[, condition]", "Set a breakpoint that stops once.",
+            partial(_break, temporary=True)),
     Command(("log",), 'log WHERE, "loss={loss}"', "Print a text whenever this line is reached; no stop.", _log,
             needs="WHERE"),
     Command(("cl", "clear"), "cl [number | file:line]", "Remove breakpoints; without argument, all.", _clear),
