@@ -1,4 +1,7 @@
-"""The host's client of a cluster's gateway: pauses, processes and breakpoints over HTTP, and their wording."""
+"""The host's client of a cluster's gateway: pauses, processes and breakpoints over HTTP, and their wording.
+
+What asks a gateway raises the errors of `request`; a docstring names only what there is beside them.
+"""
 
 from __future__ import annotations
 
@@ -167,11 +170,7 @@ def fetch_pauses(cluster: Cluster) -> list[ListedPause]:
 
 
 def fetch_processes(cluster: Cluster) -> list[ListedProcess]:
-    """Return the processes of the cluster's jobs that can be paused while they run.
-
-    Raises:
-        RaydebugError: the gateway does not answer, or refuses the token.
-    """
+    """Return the processes of the cluster's jobs that can be paused while they run."""
     processes: list[ListedProcess] = request(cluster, "GET", "/processes", None, PROCESSES_TIMEOUT_S)["processes"]
     return processes
 
@@ -226,9 +225,6 @@ def fetch_stacks(
     """Return the stacks of the processes of a job, or of all jobs.
 
     `only` these instances are asked, or all. Those that do not answer in time are `silent`.
-
-    Raises:
-        RaydebugError: the gateway does not answer, or refuses the token.
     """
     stacks: list[ListedStacks] = []
     for part in _parts(only):
@@ -242,11 +238,7 @@ def fetch_stacks(
 
 
 def fetch_snapshots(cluster: Cluster, job: str) -> list[SnapshotSummary]:
-    """Return the snapshots of a job that the gateway still has, oldest first.
-
-    Raises:
-        RaydebugError: the gateway does not answer, or refuses the token.
-    """
+    """Return the snapshots of a job that the gateway still has, oldest first."""
     snapshots: list[SnapshotSummary] = request(cluster, "GET", f"/snapshots/{quote(job, safe='')}")["snapshots"]
     return [snapshot for snapshot in snapshots if IS_ID.fullmatch(snapshot.get("id", ""))]
 
@@ -286,11 +278,7 @@ def fetch_status(cluster: Cluster) -> GatewayStatus:
 
 
 def fetch_dial_address(cluster: Cluster) -> str:
-    """Return where processes reach the gateway; empty if it listens on all addresses, or is an older one.
-
-    Raises:
-        RaydebugError: the gateway does not answer, or refuses the token.
-    """
+    """Return where processes reach the gateway; empty if it listens on all addresses, or is an older one."""
     return str(request(cluster, "GET", "/status").get("dial", ""))
 
 
@@ -317,11 +305,7 @@ def set_breaks(cluster: Cluster, breaks: list[BreakpointSpec], *, job: str | Non
 
 
 def add_break(cluster: Cluster, spec: BreakpointSpec, *, job: str | None = None) -> ListedBreakpoint:
-    """Set a breakpoint, and return it with its state in each process, once all have reported or after 2 s.
-
-    Raises:
-        RaydebugError: the gateway does not answer.
-    """
+    """Set a breakpoint, and return it with its state in each process, once all have reported or after 2 s."""
     (added,) = set_breaks(cluster, [spec], job=job)
     deadline = time.monotonic() + REPORTS_WITHIN_S
     while True:

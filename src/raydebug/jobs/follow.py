@@ -246,8 +246,10 @@ def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder, explain
         recorder.end(outcome.status, outcome.exit_code, None)
         lines, first, findings = _explained(explain, dashboard, outcome.submission_id)
         recorder.take_findings(findings)
-        told = [f"death: {found.text}" for found in deaths[:1] if found.text not in "".join(lines)]
-        lines = lines or [next_step(outcome.submission_id)]
+        causes = [found.text for found in deaths if found.kind not in (FOLLOWED, BACK)][:1]
+        told = [f"death: {text}" for text in causes if text not in "".join(lines)]
+        if not lines or not lines[-1].startswith("next: "):
+            lines = [*lines, next_step(outcome.submission_id)]
         _say_end([*lines[:-1], *told, lines[-1]], is_error=len(lines) > 1)
     elif crash := min(recorder.snapshots.values(), key=lambda found: found.get("at", 0.0), default=None):
         where = f"{crash.get('exception')} in {crash.get('function') or '?'}"
