@@ -172,7 +172,7 @@ def test_run_refuses_a_tiny_model_that_cannot_be_made(tmp_path):
     """Where the cluster's Python has no torch, `run --model tiny` ends before a cluster starts."""
     if importlib.util.find_spec("torch"):
         pytest.skip("torch is here")
-    done = raydebug("run", "--model", "tiny", "--", "python", "x.py", XDG_STATE_HOME=str(tmp_path))
+    done = raydebug("run", "--model", "tiny", "--", "python", "-c", "pass", XDG_STATE_HOME=str(tmp_path))
     assert done.returncode == 2
     assert done.stderr.splitlines()[-3:] == [
         "error: a tiny model cannot be made on this cluster",

@@ -20,7 +20,7 @@ HELP = """Stop any worker of a Ray + vLLM + verl run at a breakpoint or a crash,
 \b
 Start here:
   raydebug run -- python train.py  says why it failed
-  raydebug open                    frames, values of a crash
+  raydebug open                    the frames of a crash
   raydebug stacks                  what a hang waits for
 """
 WHOLE = 10_000  # characters: a one-liner is never cut
