@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from checked import Broken, Setup, copy_of, prove
+from checked import Broken, Setup, prove, set_up
 from raydebug.check.stages import NAMES, PASSED
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model
@@ -29,13 +29,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def setup(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
     """A set-up that passes."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    folder = tmp_path / "run"
-    folder.mkdir()
-    made = Setup(copy_of(tiny, folder), monkeypatch)
-    monkeypatch.chdir(folder)
-    yield made
-    made.close()
+    with set_up(tiny, tmp_path, monkeypatch) as made:
+        yield made
 
 
 def pretend_installed(setup: Setup, name: str, version: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from checked import Broken, Setup, copy_of, prove
+from checked import Broken, Setup, prove, set_up
 from raydebug.check.stages import FAILED, PASSED, choose_stages, run_stages
 from raydebug.check.target import Target
 from raydebug.cluster.runner import LocalRunner
@@ -48,14 +48,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def setup(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
     """A set-up that passes."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    folder = tmp_path / "run"
-    folder.mkdir()
-    made = Setup(copy_of(tiny, folder), monkeypatch)
-    made.overrides["data.max_prompt_length"] = "96"
-    monkeypatch.chdir(folder)
-    yield made
-    made.close()
+    with set_up(tiny, tmp_path, monkeypatch, **{"data.max_prompt_length": "96"}) as made:
+        yield made
 
 
 def rewrite(setup: Setup, change: Callable[[dict[str, object]], object]) -> None:

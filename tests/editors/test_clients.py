@@ -11,23 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway_under_test import TOKEN, GatewayUnderTest
+from gateway_under_test import TOKEN
 from raydebug.editors import adapter
 from snapshot_files import crashed_reward, write
 
 TESTSUPPORT = "@vscode/debugadapter-testsupport@1.68.0"  # MIT; Microsoft, in VS Code's own adapter tests
 HERE = Path(__file__).resolve().parent
-
-
-def inside(gateway: GatewayUnderTest) -> dict[str, str]:
-    """Return the environment of an editor inside the cluster of this gateway."""
-    return {
-        **os.environ,
-        "RAYDEBUG_DASHBOARD": "http://127.0.0.1:1",
-        "RAYDEBUG_GATEWAY_CLIENTS": f"127.0.0.1:{gateway.gateway_port}",
-        "RAYDEBUG_TOKEN_PATH": str(gateway.token_file),
-        "XDG_STATE_HOME": str(gateway.folder / "state"),
-    }
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +37,7 @@ def test_vscodes_client(training, node_modules, way):
     path = str(training.folder / "program0.py")
     arguments = [str(training.gateway_port), TOKEN] if way == "connect" else [sys.executable, adapter.__file__]
     argv = ["node", str(HERE / "vscode_client.js"), node_modules, *arguments, path]
-    done = subprocess.run(argv, env=inside(training), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, env=training.client_env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
     assert [(p["line"], p["state"]) for p in training.pauses(3)] == [(12, "waiting"), (11, "waiting"), (5, "waiting")]
 
@@ -115,7 +104,7 @@ def test_neovim(training):
     if nvim is None or not (Path(plugin) / "lua" / "dap.lua").is_file():
         pytest.skip("needs Neovim 0.10 or newer (on the PATH, or NVIM=) and a checkout of nvim-dap (NVIM_DAP=)")
     argv = [nvim, "--headless", "-u", "NONE", "--cmd", f"set rtp+={plugin}", "-l", str(HERE / "neovim.lua")]
-    environment = {**inside(training), "RAYDEBUG": str(Path(sys.executable).parent / "raydebug")}
+    environment = {**training.client_env, "RAYDEBUG": str(Path(sys.executable).parent / "raydebug")}
     environment |= {"XDG_CACHE_HOME": str(training.folder), "XDG_DATA_HOME": str(training.folder)}
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, cwd=training.folder)
     assert (done.returncode, (done.stdout + done.stderr).strip().splitlines()[-1:]) == (0, ["ok"]), done.stderr

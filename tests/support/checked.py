@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -9,7 +10,7 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -161,6 +162,20 @@ def prove(setup: Setup, broken: Broken, stages: Sequence[str], cache: Cache | No
         broken.mend_it(setup)
         after = setup.run_stages(*stages, cache=cache)
     assert all(outcome.status in WELL for outcome in after), after
+
+
+@contextlib.contextmanager
+def set_up(tiny: Path, folder: Path, environment: pytest.MonkeyPatch, **overrides: str) -> Iterator[Setup]:
+    """Give a set-up that passes, with the current folder in it."""
+    environment.setenv("XDG_STATE_HOME", str(folder / "state"))
+    (folder / "run").mkdir()
+    made = Setup(copy_of(tiny, folder / "run"), environment)
+    made.overrides |= overrides
+    environment.chdir(folder / "run")
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 def copy_of(tiny: Path, folder: Path) -> Path:

@@ -64,14 +64,14 @@ for folder in pathlib.Path("/proc").glob("[0-9]*"):
     if comm == sys.argv[1] or " ".join(words).startswith(sys.argv[1]):
         found.append(int(folder.name))
 for pid in found:
-    os.kill(pid, signal.Signals[sys.argv[2]])
+    os.kill(pid, signal.SIGKILL)
 sys.exit(0 if found else 1)
 """
 
 
-def kill_process(container: Container, name: str, signal_name: str = "SIGKILL") -> None:
-    """Send a signal to the processes in a container that are this program, or whose command line begins so."""
-    docker("exec", container.name, "python3", "-S", "-c", _KILL, name, signal_name)
+def kill_process(container: Container, name: str) -> None:
+    """Kill the processes in a container that are this program, or whose command line begins so."""
+    docker("exec", container.name, "python3", "-S", "-c", _KILL, name)
 
 
 class Attached:

@@ -111,6 +111,17 @@ class GatewayUnderTest:
         dial = {"RAYDEBUG_GATEWAY": f"127.0.0.1:{self.dial_port}", "RAYDEBUG_TOKEN_PATH": str(self.token_file)}
         return {**os.environ, **dial}
 
+    @property
+    def client_env(self) -> dict[str, str]:
+        """The environment of a client inside the cluster of this gateway: an editor, `raydebug attach`."""
+        return {
+            **os.environ,
+            "RAYDEBUG_DASHBOARD": "http://127.0.0.1:1",
+            "RAYDEBUG_GATEWAY_CLIENTS": f"{self.gateway_host}:{self.gateway_port}",
+            "RAYDEBUG_TOKEN_PATH": str(self.token_file),
+            "XDG_STATE_HOME": str(self.folder / "state"),
+        }
+
     def start(self, program: str, **variables: str) -> subprocess.Popen[str]:
         """Start a Python program that dials in to the gateway."""
         path = self.folder / f"program{len(self.programs)}.py"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from paused_programs import LIMIT_S, STEPS, PausedProgram, Run
+from paused_programs import LIMIT_S, STEPS, PausedProgram
 
 Serve = Callable[..., PausedProgram]
 Start = Callable[..., list[PausedProgram]]
@@ -47,17 +47,6 @@ def test_prompt_and_going_on(serve: Serve, terminal: Terminal, tmp_path: Path) -
     (history,) = (tmp_path / "state" / "debugger_history").iterdir()
     assert "+p batch" in history.read_text()
     assert history.stat().st_mode & 0o077 == 0
-
-
-def test_staying_paused(serve: Serve, terminal: Terminal, run: Run) -> None:
-    """`q` with `n` leaves the task paused, and the next client finds the same frame and values."""
-    program = serve(STEPS)
-    child = terminal(program)
-    _type(child, "total = 5", "")
-    _type(child, "q", "debugger:")
-    child.sendline("n")
-    child.expect(pexpect.EOF)
-    assert run(program, "p total") == (0, "5\n", "")
 
 
 @pytest.mark.alone

@@ -55,7 +55,7 @@ class Person:
     def __init__(self, gateway: GatewayUnderTest, argv: Callable[..., list[str]], pause_id: str) -> None:
         plain = {"TERM": "xterm", "NO_COLOR": "1", "PROMPT_TOOLKIT_NO_CPR": "1"}
         command, *arguments = argv(RAYDEBUG, "attach", pause_id)
-        environment = {**_inside(gateway), **plain}
+        environment = {**gateway.client_env, **plain}
         self.child = pexpect.spawn(command, arguments, env=environment, encoding="utf-8", timeout=30)
         self.child.expect(PROMPT)
 
@@ -79,22 +79,10 @@ def attach(there: GatewayUnderTest) -> Iterator[Callable[..., Person]]:
         one.child.close(force=True)
 
 
-def _inside(gateway: GatewayUnderTest) -> dict[str, str]:
-    """Return the environment of a program in the cluster of this gateway."""
-    return {
-        **os.environ,
-        "RAYDEBUG_DASHBOARD": "http://127.0.0.1:1",
-        "RAYDEBUG_GATEWAY_CLIENTS": f"{SERVER}:{gateway.gateway_port}",
-        "RAYDEBUG_TOKEN_PATH": str(gateway.token_file),
-        "XDG_STATE_HOME": str(gateway.folder / "state"),
-    }
-
-
 def listed(gateway: GatewayUnderTest, hosts: TwoHosts) -> list[dict[str, Any]]:
     """Return the pauses, fetched on the server."""
-    return list(
-        json.loads(hosts.server.run("env", *_changed(_inside(gateway)), RAYDEBUG, "paused", "--json"))["pauses"]
-    )
+    said = hosts.server.run("env", *_changed(gateway.client_env), RAYDEBUG, "paused", "--json")
+    return list(json.loads(said)["pauses"])
 
 
 def _changed(environment: dict[str, str]) -> list[str]:
@@ -213,7 +201,7 @@ def test_f21_cut_tells_an_editor(there, hosts, took):
 
     async def look():
         adapter = await asyncio.create_subprocess_exec(
-            *hosts.client.argv(RAYDEBUG, "adapter"), env=_inside(there), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            *hosts.client.argv(RAYDEBUG, "adapter"), env=there.client_env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert adapter.stdout is not None
         assert adapter.stdin is not None

@@ -49,19 +49,8 @@ def test_launch_json_that_cannot_be_written(tmp_path):
     assert [*outside.iterdir()] == [outside / "launch.json"]
 
 
-def inside(gateway: GatewayUnderTest) -> dict[str, str]:
-    """Return the environment of a program that is inside the cluster of this gateway."""
-    return {
-        **os.environ,
-        "RAYDEBUG_DASHBOARD": "http://127.0.0.1:1",
-        "RAYDEBUG_GATEWAY_CLIENTS": f"127.0.0.1:{gateway.gateway_port}",
-        "RAYDEBUG_TOKEN_PATH": str(gateway.token_file),
-        "XDG_STATE_HOME": str(gateway.folder / "state"),
-    }
-
-
 def raydebug(gateway: GatewayUnderTest, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return runs.raydebug(*arguments, env=inside(gateway), cwd=cwd)
+    return runs.raydebug(*arguments, env=gateway.client_env, cwd=cwd)
 
 
 def test_vscode_writes_no_token(gateway, tmp_path):
@@ -102,7 +91,7 @@ def test_adapter_without_pipes(tmp_path: Path, how: str) -> None:
 async def started_adapter(gateway: GatewayUnderTest, argv: list[str], *, env: dict[str, str] | None = None):
     """Start an adapter as an editor does, and yield a session on its stdin and stdout."""
     process = await asyncio.create_subprocess_exec(
-        *argv, env=env or inside(gateway), stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=2**20
+        *argv, env=env or gateway.client_env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=2**20
     )
     session = Editor(process.stdout, process.stdin)
     try:
@@ -156,14 +145,19 @@ def test_adapter_without_a_cluster(gateway, tmp_path):
     """S10: an editor gets the reason for a missing session: no cluster, no gateway, another cluster's token."""
     other = tmp_path / "other"
     other.write_text("o" * 64)
-    alone = {k: v for k, v in inside(gateway).items() if not k.startswith("RAYDEBUG_")}
+    there = gateway.client_env
+    alone = {k: v for k, v in there.items() if not k.startswith("RAYDEBUG_")}
     alone["DOCKER_HOST"] = "unix:///nowhere"  # containers of this machine are clusters too
     cases = [
         (alone, {}, "there is no cluster 'default'"),
         (alone, {"cluster": "../x"}, "cannot be a cluster's name"),
-        ({**inside(gateway), "RAYDEBUG_GATEWAY_CLIENTS": "127.0.0.1:1"}, {}, "the gateway does not answer"),
-        ({**inside(gateway), "RAYDEBUG_TOKEN_PATH": "/nowhere"}, {}, "the token of cluster 'default' cannot be read"),
-        ({**inside(gateway), "RAYDEBUG_TOKEN_PATH": str(other)}, {}, "the token is not this cluster's"),
+        ({**there, "RAYDEBUG_GATEWAY_CLIENTS": "127.0.0.1:1"}, {}, "the gateway does not answer"),
+        (
+            {**gateway.client_env, "RAYDEBUG_TOKEN_PATH": "/nowhere"},
+            {},
+            "the token of cluster 'default' cannot be read",
+        ),
+        ({**there, "RAYDEBUG_TOKEN_PATH": str(other)}, {}, "the token is not this cluster's"),
     ]
 
     async def look():

@@ -91,27 +91,6 @@ def test_step_out_of_breakpoint_line(gateway):
     visit(gateway, look)
 
 
-def test_pauses_that_are_not_there(gateway):
-    """The refusals of an unknown pause and of an ended pause differ."""
-    program = gateway.start(PAUSES)
-    gateway.pauses()
-
-    async def look():
-        session, stopped = await gateway.attach("1")
-        await session.request("continue", {"threadId": stopped["threadId"]})
-        await session.close()
-        for target, code, message in (
-            ("99", "pause.unknown", "there is no pause '99'"),
-            ("1", "pause.ended", "pause 1 has ended: it was continued"),
-        ):
-            with pytest.raises(RequestFailed, match=message) as refused:
-                await gateway.attach(target)
-            assert refused.value.body["error"]["code"] == code
-
-    visit(gateway, look)
-    program.wait(60)
-
-
 def test_process_that_is_killed_takes_its_pause_along(gateway):
     """After SIGKILL of a paused process its client is notified within 2 s and the pause is no longer listed."""
     program = gateway.start(PAUSES)

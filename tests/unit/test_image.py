@@ -19,7 +19,6 @@ from raydebug.settings.flavours import read_lock
 from runs import raydebug, three_lines
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("env", "Dockerfile")
 PROGRAM = build_twice.load()
 SLIM = build_twice.load("slim-environment")
 

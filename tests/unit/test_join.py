@@ -175,15 +175,6 @@ def test_a_dashboard_of_another_program():
     assert "there is no cluster 'other'" in runs.raydebug("ps", "--name", "other").stderr
 
 
-def test_no_route():
-    """An address where nothing answers is named."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    what, cause, _ = error_of(runs.raydebug("up", "--join", f"127.0.0.1:{port}"))
-    assert what == f"error: cluster 'http://127.0.0.1:{port}' does not answer"
-    assert cause == f"cause: GET http://127.0.0.1:{port}/api/authentication_mode: [Errno 111] Connection refused"
-
-
 @pytest.mark.parametrize(
     ("options", "what"),
     [

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from raydebug.dap import ConnectionLost, RequestFailed
+from raydebug.dap import RequestFailed
 from raydebug.jobs.follower import Follower
 from raydebug.worker import control_channel
 from raydebug.worker.reconnecting_socket import end_of_whole_messages
@@ -49,41 +49,6 @@ async def test_new_gateway_lists_the_pause_again(gateway):
     assert out == "went on 41\n"
     assert err.count("stays paused") == 1
     assert "Traceback" not in err
-
-
-async def test_gateway_is_killed_again_and_again(gateway):
-    """After three new gateways the pause is at the same line, and can be stepped."""
-    program = gateway.start(PAUSES)
-    gateway.pauses()
-    for _ in range(3):
-        gateway.kill()
-        gateway.open()
-        (pause,) = gateway.pauses()
-    session, stopped = await gateway.attach(pause["id"])
-    await session.request("next", {"threadId": stopped["threadId"]})
-    await session.next_event("stopped", timeout_s=20)
-    await asyncio.sleep(0.2)  # the list learns the new place a moment later
-    await session.close()
-    assert gateway.pauses()[0]["line"] == 4
-    await go_on(gateway, pause["id"])
-    assert program.communicate(timeout=60)[0] == "went on 41\n"
-
-
-async def test_place_after_a_step(gateway):
-    """The new gateway lists a thread that was stepped at its current line."""
-    program = gateway.start(PAUSES)
-    (pause,) = gateway.pauses()
-    session, stopped = await gateway.attach(pause["id"])
-    await session.request("next", {"threadId": stopped["threadId"]})
-    await session.next_event("stopped", timeout_s=20)
-    gateway.kill()
-    with pytest.raises(ConnectionLost):
-        await session.next_event(timeout_s=2)
-    gateway.open()
-    (again,) = gateway.pauses()
-    assert (again["line"], again["function"], again["pid"]) == (4, "work", program.pid)
-    await go_on(gateway, again["id"])
-    assert program.communicate(timeout=60)[0] == "went on 41\n"
 
 
 async def test_step_is_under_way(gateway):

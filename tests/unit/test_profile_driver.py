@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.errors import RaydebugError
-from raydebug.profile import swap
 from raydebug.protocol import variables
 from raydebug.settings.flavours import install
 from verl_fork import make_fork
@@ -213,14 +211,3 @@ class Here:
 def _has(package: str) -> bool:
     found = Here().run_python(["-c", f"import importlib.util as u; print(u.find_spec('{package}') or '')"], Path())
     return bool(found.strip())
-
-
-def test_a_cluster_without_torch_is_refused_before_it_starts(tmp_path: Path) -> None:
-    """`run --model tiny` first checks the cluster's Python, and names the missing packages."""
-    if _has("torch"):
-        pytest.skip("torch is here")
-    swap.require_parts([], Here(), tmp_path)
-    with pytest.raises(RaydebugError) as failure:
-        swap.require_parts(["model"], Here(), tmp_path)
-    assert failure.value.what == "a tiny model cannot be made on this cluster"
-    assert failure.value.cause == "its Python has no torch and no transformers (the core flavour has none)"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_locks import BODY, A, B
 
 import sbom
 from lock_files import write_lock
@@ -18,16 +19,6 @@ from raydebug.check.probes import installed
 from raydebug.errors import RaydebugError
 from raydebug.settings.flavours import FLAVOURS, Lock, normalise, read_lock
 
-A, B = "a" * 64, "b" * 64
-BODY = f"""\
-colorama==0.4.6 ; sys_platform == 'win32' \\
-    --hash=sha256:{A}
-ray==2.60.0 \\
-    --hash=sha256:{A} \\
-    --hash=sha256:{B}
-torch==2.13.0+cpu \\
-    --hash=sha256:{B}
-"""
 LICENCES: dict[tuple[str, str], sbom.Licences] = {
     ("ray", "2.60.0"): [{"license": {"id": "Apache-2.0"}}],
     ("torch", "2.13.0+cpu"): [],

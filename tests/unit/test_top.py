@@ -183,13 +183,6 @@ def test_once_and_json(folder: Path) -> None:
         )
 
 
-def test_run_that_is_unknown(folder: Path) -> None:
-    """A run that is not there is an error with its three lines."""
-    done = raydebug(folder, "top", "no")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: there is no run 'no'\ncause: ")
-
-
 class Terminal:
     """`raydebug top` in a terminal of 80 columns and 24 lines."""
 
