@@ -185,10 +185,9 @@ def run(
     """
     from raydebug.cli.launch import launch
     from raydebug.cli.run_plan import RunOptions
-    from raydebug.jobs.submit import with_variables
 
     options = RunOptions(
-        command=with_variables(command or [], _named_variables(env or [])),
+        command=_with_variables(command or [], env or []),
         name=name,
         profile=profile,
         tiny=tiny_kinds(model, data),
@@ -211,12 +210,14 @@ def run(
     raise typer.Exit(launch(options, again))
 
 
-def _named_variables(words: list[str]) -> dict[str, str]:
-    """Return the variables that `--env` names.
+def _with_variables(command: list[str], words: list[str]) -> list[str]:
+    """Return a command with the variables that `--env` names.
 
     Raises:
         UsageError: one is not set here, its name is none, or it is a secret, which Ray would show.
     """
+    from raydebug.jobs.submit import with_variables
+
     given: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -229,7 +230,7 @@ def _named_variables(words: list[str]) -> dict[str, str]:
             fix = "export it and start the cluster from this shell" if is_secret(name) else "--env NAME=VALUE"
             raise UsageError(f"--env {name} is not possible", cause=cause, fix=fix, code="run.env")
         given[name] = value if equals else os.environ[name]
-    return given
+    return with_variables(command, given)
 
 
 def _show_command(options: RunOptions, again: str | None, version: str | None, *, dry_run: bool, as_json: bool) -> int:
