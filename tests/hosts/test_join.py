@@ -63,6 +63,7 @@ def in_tmp(user: User) -> dict[str, set[str]]:
     return {machine: {one.name for one in user.world.files(machine, "/tmp").iterdir()} for machine in user.world.inits}
 
 
+@long
 def test_debug_from_the_login_node(root: User):
     """Every verb works through ssh, and `down` leaves processes, files and jobs as they were."""
     programs, files = lasting(root), in_tmp(root)

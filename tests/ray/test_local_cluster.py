@@ -157,6 +157,7 @@ def test_s4_another_user(open_cluster: Cluster, job: Run, stranger: pwd.struct_p
     assert set(refused(stranger, attempts).values()) == {"PermissionError"}
 
 
+@pytest.mark.long
 def test_port_that_is_taken_meanwhile(private_state: Path) -> None:
     """A port that another program takes between its choice and Ray's start costs a second start, not the cluster."""
     argv = [RAYDEBUG, "up", "--cluster", "local", "--name", "meanwhile", "--dashboard-port", "0", "--gateway-port", "0"]

@@ -107,6 +107,7 @@ async def test_every_tool(run: Callable[..., Run], cluster: Cluster, record_prop
         assert "no pause waits" in await call("evaluate", code="1", pauses="all", fails=True)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 async def test_read_only(run: Callable[..., Run], cluster: Cluster) -> None:
     """A server with --read-only has no tool that runs code, and its stack leaves the pause where it is."""

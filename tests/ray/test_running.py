@@ -80,6 +80,7 @@ def test_attach_to_a_process_that_works(run, cluster, dashboard, how, who, threa
     assert job.listed() == []
 
 
+@pytest.mark.long
 def test_ray_get_is_told(run, cluster):
     """A driver that waits in ray.get does not stop; `attach` prints its line, and after --timeout exits with 124."""
     job, process = at_work(run, cluster, "sleep", "driver", "20", line="ray.get(")

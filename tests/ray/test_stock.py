@@ -163,6 +163,7 @@ def test_next_waits_and_leaving_lets_it_go_on(stock: Stock) -> None:
     assert job.communicate(timeout=WAIT_S)[0].splitlines()[-1] == "done: 41"
 
 
+@pytest.mark.long
 def test_prompt(stock: Stock) -> None:
     """The prompt is the same; it asks before leaving, because the task would resume."""
     job = stock.start("actor")
