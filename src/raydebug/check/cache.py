@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,8 @@ class Cache:
         if isinstance(target.runner, NodeRunner):
             return
         files = {name: fingerprint(target.runner.here(name)) for name in sorted(set(read))}
-        said = {"at": time.time(), "seconds": seconds, "findings": [f.as_record() for f in findings], "files": files}
+        rows = [asdict(finding) for finding in findings]
+        said = {"at": time.time(), "seconds": seconds, "findings": rows, "files": files}
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             atomic_write(self._file(target, stage), json.dumps(said))

@@ -59,10 +59,6 @@ class Finding:
     def as_json(self) -> dict[str, str]:
         return {name: getattr(self, name) for name in ("code", "severity", "what", "why", "fix")}
 
-    def as_record(self) -> dict[str, Any]:
-        """Return all of it, for the cache of earlier runs."""
-        return {**self.as_json(), "overrides": dict(self.overrides), "variables": dict(self.variables)}
-
 
 def finding(
     name: str, /, *, severity: str = "", overrides: Changes = _NONE, variables: Changes = _NONE, **facts: object
