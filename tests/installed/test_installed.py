@@ -150,10 +150,11 @@ def test_without_ray(environment: Callable[..., Path], folder: Path, python: str
     argv = [str(bare.programs / "raydebug"), "up", "--cluster", "local"]
     up = subprocess.run(argv, cwd=folder, env=bare.environ, capture_output=True, text=True)
     python = str(bare.programs / "python")
+    version = bare("-c", "import platform; print(platform.python_version())", program="python").strip()
     assert up.returncode == 2
     assert up.stderr.splitlines()[-3:] == [
-        "error: ray is not installed in the cluster's Python",
-        f"cause: {python} has no distribution 'ray'",
+        f"error: {python} cannot run a cluster",
+        f"cause: its Python {version} ({python}) has no ray",
         f"fix: in raydebug's checkout: {python} -m pip install '.[ray]'",
     ]
 

@@ -23,8 +23,8 @@ from raydebug.cluster.find import cluster_around_us
 from raydebug.jobs.submit import node_variables
 
 NODE = {
-    "ip": "10.0.0.2", "python": "3.12.1", "executable": "/opt/python", "raydebug": "0.1.0", "debugpy": "1.8",
-    "hook": True,
+    "ip": "10.0.0.2", "python": "3.12.1", "executable": "/opt/python", "raydebug": "0.1.0", "ray": "2.60.0",
+    "debugpy": "1.8", "hook": True,
 }  # fmt: skip
 
 
@@ -41,7 +41,10 @@ def error_of(done: subprocess.CompletedProcess[str]) -> list[str]:
         ({"raydebug": None}, "its Python 3.12.1 (/opt/python) has no raydebug"),
         ({"debugpy": None}, "its Python 3.12.1 (/opt/python) has no debugpy"),
         ({"raydebug": "0.2.0"}, "it has raydebug 0.2.0, and this is 0.1.0"),
-        ({"hook": False}, "raydebug is installed there without its hook (raydebug.pth)"),
+        (
+            {"hook": False},
+            "raydebug is installed there without its hook (raydebug.pth)",
+        ),
         ({"problem": "it gave no answer"}, "it gave no answer"),
     ],
 )

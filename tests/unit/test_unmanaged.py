@@ -11,13 +11,13 @@ import pytest
 from raydebug.cli import pauses
 from raydebug.client import gateway_client
 from raydebug.cluster import find, stock_pauses
-from raydebug.cluster.compose.engine import Service
+from raydebug.cluster.compose.engine import Container
 from raydebug.errors import RaydebugError
 from raydebug.protocol.listings import ListedPause
 
 
 @pytest.fixture
-def services(tmp_path: Path) -> list[Service]:
+def services(tmp_path: Path) -> list[Container]:
     """The containers of one cluster."""
     token = tmp_path / "token"
     token.write_text("a" * 64)
@@ -27,8 +27,11 @@ def services(tmp_path: Path) -> list[Service]:
         "RAYDEBUG_GATEWAY_CLIENTS": "gateway:5678",
         "RAYDEBUG_FLAVOUR": "cpu",
     }
-    head = Service("raydebug", "head", "compose", {8265: 9265}, mounts, environ)
-    gateway = Service("raydebug", "gateway", "compose", {5678: 9678}, mounts, environ)
+    labels = {find.CLUSTER_LABEL: "compose"}
+    head = Container(
+        "1", "h", "head", "running", "", None, "", 0, 0.0, "raydebug", {8265: 9265}, mounts, labels, environ
+    )
+    gateway = replace(head, service="gateway", published={5678: 9678})
     return [gateway, head, replace(head, service="worker", published={})]
 
 

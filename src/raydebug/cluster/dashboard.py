@@ -286,10 +286,10 @@ class Dashboard:
 
         If it runs in a copy of a folder, Ray unpacks that on each node.
         """
-        there: dict[str, object] = {"env_vars": env}
+        runtime_env: dict[str, object] = {"env_vars": env}
         if folder in copies_on(self.cluster):
-            there["working_dir"] = f"gcs://{folder.rpartition('/')[2]}.zip"
-        body = {"entrypoint": entrypoint, "submission_id": submission_id, "runtime_env": there}
+            runtime_env["working_dir"] = f"gcs://{folder.rpartition('/')[2]}.zip"
+        body = {"entrypoint": entrypoint, "submission_id": submission_id, "runtime_env": runtime_env}
         deadline = time.monotonic() + AGENT_COMES_WITHIN_S
         while True:
             try:

@@ -31,7 +31,7 @@ from raydebug.protocol import variables
 from raydebug.settings.debugger import DEFAULT_MODE, mode_of
 
 if TYPE_CHECKING:
-    from raydebug.cluster.compose.engine import Service
+    from raydebug.cluster.compose.engine import Container
 
 CLUSTER_LABEL = "org.raydebug.cluster"  # docker-compose.yml
 TOKEN_MOUNT = "/run/secrets/raydebug_token"  # noqa: S105 - a path in every container
@@ -150,13 +150,13 @@ def find_by_labels(name: str) -> Cluster | None:
     from raydebug.cluster.compose.project import project_of
 
     try:
-        services = engine.connect().labelled_services(CLUSTER_LABEL)
+        services = engine.connect().labelled(CLUSTER_LABEL)
     except RaydebugError:
         return None  # without an engine there is none
     return pick_by_labels(name, services, recorded={project_of(name) for name in known_names()})
 
 
-def pick_by_labels(name: str, services: list[Service], recorded: set[str]) -> Cluster | None:
+def pick_by_labels(name: str, services: list[Container], recorded: set[str]) -> Cluster | None:
     """Return the cluster that a name means among the running ones.
 
     Args:
@@ -179,7 +179,7 @@ def pick_by_labels(name: str, services: list[Service], recorded: set[str]) -> Cl
     return _by_hand(wanted, {s.service: s for s in services if s.project == wanted}) if wanted in projects else None
 
 
-def _by_hand(project: str, services: dict[str, Service]) -> Cluster:
+def _by_hand(project: str, services: dict[str, Container]) -> Cluster:
     head = services["head"]
     token = Path(head.mounts.get(TOKEN_MOUNT, ""))
     if not os.access(token, os.R_OK):
@@ -200,7 +200,7 @@ def _by_hand(project: str, services: dict[str, Service]) -> Cluster:
             addresses[part] = f"127.0.0.1:{published}"
     if "://" not in addresses["dashboard"]:
         addresses["dashboard"] = f"http://{addresses['dashboard']}"
-    environ = {**head.environ, variables.CLUSTER_ID: head.cluster}
+    environ = {**head.environ, variables.CLUSTER_ID: head.labels[CLUSTER_LABEL]}
     remote = Remote(addresses["dashboard"], addresses["gateway"], str(token))
     return _unmanaged("by-hand", project, environ, remote, head.mounts.get("/workspace", ""))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import raydebug
 from raydebug import process
-from raydebug.cluster.joined_job import facts_of_python
+from raydebug.cluster.joined_job import facts_of_python, problem_of
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.process import SAFE_PATH, answer_in
 from raydebug.settings.flavours import flavour_of, install_raydebug
@@ -82,28 +82,11 @@ def probe_environment(python: str) -> Environment:
         RaydebugError: Ray, debugpy or this raydebug is missing there, or it is no Python.
     """
     found = installed_in(python)
-    for package in ("raydebug", "ray", "debugpy"):
-        if not found[package]:
-            raise UsageError(
-                f"{package} is not installed in the cluster's Python",
-                cause=f"{python} has no distribution '{package}'",
-                fix="install this raydebug there"
-                if package == "raydebug"
-                else f"in raydebug's checkout: {python} -m {install_raydebug('ray')}",
-                code="environment.missing",
-            )
-    if found["raydebug"] != raydebug.__version__:
+    if problem := problem_of(found, raydebug.__version__):
         raise UsageError(
-            "another raydebug is installed in the cluster's Python",
-            cause=f"{python} has raydebug {found['raydebug']}, and this is {raydebug.__version__}",
-            fix="install the same one in both",
-            code="environment.other-raydebug",
-        )
-    if not found["hook"]:
-        raise UsageError(
-            "raydebug is installed there without its hook",
-            cause=f"the site-packages of {python} has no raydebug.pth (an editable install leaves it out)",
-            fix="pip install --no-deps --force-reinstall .",
-            code="environment.no-hook",
+            f"{python} cannot run a cluster",
+            cause=problem,
+            fix=f"in raydebug's checkout: {python} -m {install_raydebug('ray')}",
+            code="environment.unusable",
         )
     return Environment(flavour_of(found), found["ray"])

@@ -126,9 +126,9 @@ def on_each_node(
         remote = ray.remote(num_cpus=0, max_retries=0, runtime_env={"env_vars": SHOWS_GPUS})(task)
     sent = []
     for row in rows:
-        there = NodeAffinitySchedulingStrategy(node_id=row["NodeID"], soft=False)
+        on_node = NodeAffinitySchedulingStrategy(node_id=row["NodeID"], soft=False)
         first = () if argv is None else (argv[row["NodeManagerAddress"]],)
-        sent.append(remote.options(scheduling_strategy=there).remote(*first, *arguments))
+        sent.append(remote.options(scheduling_strategy=on_node).remote(*first, *arguments))
     ready = set(ray.wait(sent, num_returns=len(sent), timeout=limit_s)[0]) if sent else set()
     answers = []
     for row, answer in zip(rows, sent, strict=True):
@@ -143,10 +143,10 @@ def on_each_node(
 
 
 def problem_of(node: dict[str, Any], version: str) -> str | None:
-    """Return why jobs on this node could not be debugged by a raydebug of this version; None if they can. Pure."""
+    """Return why a node, or a Python (facts_of_python), is not for a raydebug of this version; None if it is. Pure."""
     if node.get("problem"):
         return str(node["problem"])
-    for package in ("raydebug", "debugpy"):
+    for package in ("raydebug", "ray", "debugpy"):
         if not node[package]:
             return f"its Python {node['python']} ({node['executable']}) has no {package}"
     if node["raydebug"] != version:

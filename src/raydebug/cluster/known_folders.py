@@ -52,12 +52,12 @@ def note_shared(cluster: Cluster, here: Path, *, shared: bool) -> None:
         known["shared"][str(here)] = shared
 
 
-def note_copy(cluster: Cluster, here: Path, there: str, in_use: Sequence[str] = ()) -> None:
+def note_copy(cluster: Cluster, here: Path, copy: str, in_use: Sequence[str]) -> None:
     """Remember the newest copy of a folder, and of the others the last ones and those that these command lines name."""
     with _changing(cluster) as known:
-        others = [(path, of) for path, of in known["copies"].items() if path != there]
-        used = [copy for copy in others[KEPT_COPIES - 1 :] if any(copy[0] in line for line in in_use)]
-        known["copies"] = dict([(there, str(here)), *others[: KEPT_COPIES - 1], *used])
+        others = [(path, of) for path, of in known["copies"].items() if path != copy]
+        used = [(path, of) for path, of in others[KEPT_COPIES - 1 :] if any(path in line for line in in_use)]
+        known["copies"] = dict([(copy, str(here)), *others[: KEPT_COPIES - 1], *used])
 
 
 def copies_on(cluster: Cluster) -> dict[str, str]:
@@ -68,8 +68,8 @@ def copies_on(cluster: Cluster) -> dict[str, str]:
 def with_local_names(cluster: Cluster, text: str, *, is_json: bool = False) -> str:
     """Return a text that the cluster has sent, with the names that files of copies have here."""
     if PACKAGE_PREFIX in text:
-        for there, here in copies_on(cluster).items():
-            text = text.replace(there, json.dumps(here)[1:-1] if is_json else here)
+        for copy, here in copies_on(cluster).items():
+            text = text.replace(copy, json.dumps(here)[1:-1] if is_json else here)
     return text
 
 

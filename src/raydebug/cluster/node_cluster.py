@@ -93,10 +93,9 @@ def _way(head: Head, folder: Path, through: str | None, earlier: Cluster | None)
 def _record(options: UpOptions, folder: Path, head: Head, earlier: Cluster | None, way: str) -> Cluster:
     own, job = state.make_folder(options.name), slurm.job_of(head)
     nowhere = "127.0.0.1:1"  # until the way is open
-    before = earlier.remote if earlier is not None else None
-    remote = Remote(
-        dashboard=before.dashboard if before else f"http://{nowhere}", gateway=before.gateway if before else nowhere,
-        token_file=str(folder / "token"), head=head["ip"], gcs=head["gcs"], client_port=head["client_port"],
+    before = earlier.remote if earlier is not None else Remote(dashboard=f"http://{nowhere}", gateway=nowhere)
+    remote = replace(
+        before, token_file=str(folder / "token"), head=head["ip"], gcs=head["gcs"], client_port=head["client_port"],
         logs=f"{head['temp_dir']}/r/session_latest/logs", head_dashboard=f"http://127.0.0.1:{head['dashboard_port']}",
         through=way, called_in=str(Path.cwd()), node_folder=str(folder), slurm_job=job,
         job_ends=time.time() + left if job and (left := slurm.left_s(job)) != float("inf") else 0.0,

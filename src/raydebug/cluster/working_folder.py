@@ -70,12 +70,12 @@ def folder_on_nodes(cluster: Cluster, here: Path, *, as_it_is: bool) -> str:
             note_shared(cluster, here, shared=shared)
     if shared:
         return str(here)
-    there = next((there for there, of in known["copies"].items() if of == str(here)), None)
-    if there is None or as_it_is or not Dashboard(cluster).has_package(Path(there).name):
-        there = _copy(cluster, here)
+    copy = next((path for path, of in known["copies"].items() if of == str(here)), None)
+    if copy is None or as_it_is or not Dashboard(cluster).has_package(Path(copy).name):
+        copy = _copy(cluster, here)
         jobs = Dashboard(cluster).submitted_jobs() if len(known["copies"]) >= KEPT_COPIES else []
-        note_copy(cluster, here, there, [job["entrypoint"] for job in jobs if job["status"] not in ENDED])
-    return there
+        note_copy(cluster, here, copy, [job["entrypoint"] for job in jobs if job["status"] not in ENDED])
+    return copy
 
 
 def _is_shared(cluster: Cluster, here: Path) -> bool | None:
@@ -126,14 +126,14 @@ def _copy(cluster: Cluster, here: Path) -> str:
         ) from error
     name = f"{PACKAGE_PREFIX}{hashlib.sha256(data).hexdigest()[:40]}"
     dashboard = Dashboard(cluster)
-    there = f"{_resources(cluster, dashboard)}/working_dir_files/{name}"
+    place = f"{_resources(cluster, dashboard)}/working_dir_files/{name}"
     if not dashboard.has_package(name):
         copied = f"{len(sizes)} files of it are copied there, {total / MIB:.1f} MiB"
         left_out = _named("links that are left out", links)
         left_out += _named("left out as their names are those of secrets, and they are not committed", kept_back)
         render.say(f"the nodes do not share {here}: {copied}{left_out}")
         dashboard.put_package(name, data)
-    return there
+    return place
 
 
 def _named(what: str, paths: list[Path]) -> str:

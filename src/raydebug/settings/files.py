@@ -95,12 +95,11 @@ def read_json(path: Path, *, bytes_max: int, what: str) -> Any:
     Raises:
         NotPlainText: missing, no regular file, a loop of links, too big, no JSON, or nested too deeply.
     """
+    raw = read_bounded(path, bytes_max=bytes_max, what=what)
     try:
-        return json.loads(read_bounded(path, bytes_max=bytes_max, what=what))
+        return json.loads(raw)
     except RecursionError as error:
         raise NotPlainText("it is nested too deeply") from error
-    except NotPlainText:
-        raise
     except ValueError as error:
         raise NotPlainText(str(error)) from error
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from raydebug import process
@@ -32,7 +32,15 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True)
 class Container:
-    """One of our containers, as the engine sees it."""
+    """A container of a compose project, as the engine sees it.
+
+    Args:
+        project, service: docker compose's names.
+        silent_s: seconds since its health check last succeeded; 0 while it does.
+        published: port of the container -> port on this host.
+        mounts: path in the container -> path on the engine's host.
+        labels, environ: as it was made.
+    """
 
     id: str
     name: str
@@ -42,31 +50,17 @@ class Container:
     exit_code: int | None
     address: str
     restarts: int = 0
-    silent_s: float = 0.0  # since its health check last succeeded; 0 while it does
+    silent_s: float = 0.0
+    project: str = ""
+    published: dict[int, int] = field(default_factory=dict)
+    mounts: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    environ: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_ready(self) -> bool:
         """Running, and healthy where it has a healthcheck."""
         return self.state == "running" and self.health in ("healthy", "")
-
-
-@dataclass(frozen=True)
-class Service:
-    """A running container of a compose project, as far as a client of its cluster needs it.
-
-    Args:
-        project, service: docker compose's names.
-        cluster: the value of the label that it was found by.
-        published: port of the container -> port on this host.
-        mounts: path in the container -> path on the engine's host.
-    """
-
-    project: str
-    service: str
-    cluster: str
-    published: dict[int, int]
-    mounts: dict[str, str]
-    environ: dict[str, str]
 
 
 def _explained(question: Callable[Concatenate[Engine, _P], _R]) -> Callable[Concatenate[Engine, _P], _R]:
@@ -126,10 +120,9 @@ class Engine:
         return sorted((_describe(container) for container in found), key=lambda c: (c.service != "head", c.name))
 
     @_explained
-    def labelled_services(self, label: str) -> list[Service]:
+    def labelled(self, label: str) -> list[Container]:
         """Return the running containers of compose projects that carry a label."""
-        found = self._client.containers.list(filters={"label": [label, PROJECT_LABEL]})
-        return [_describe_service(container, label) for container in found]
+        return [_describe(found) for found in self._client.containers.list(filters={"label": [label, PROJECT_LABEL]})]
 
     @_explained
     def last_words(self, container: Container) -> str:
@@ -299,9 +292,9 @@ def _seconds(moment: str) -> int:
 
 
 def _describe(container: Any) -> Container:
-    state = container.attrs["State"]
-    networks = container.attrs.get("NetworkSettings", {}).get("Networks", {})
-    address = next((n.get("IPAddress", "") for n in networks.values()), "")
+    attrs, state = container.attrs, container.attrs["State"]
+    settings = attrs.get("NetworkSettings", {})
+    ports = settings.get("Ports") or {}
     return Container(
         id=container.id,
         name=container.name,
@@ -309,9 +302,14 @@ def _describe(container: Any) -> Container:
         state=state["Status"],
         health=(state.get("Health") or {}).get("Status", ""),
         exit_code=state.get("ExitCode") if state["Status"] in ("exited", "restarting") else None,
-        address=address,
-        restarts=int(container.attrs.get("RestartCount") or 0),
-        silent_s=_silent_s(container.attrs),
+        address=next((network.get("IPAddress", "") for network in settings.get("Networks", {}).values()), ""),
+        restarts=int(attrs.get("RestartCount") or 0),
+        silent_s=_silent_s(attrs),
+        project=container.labels.get(PROJECT_LABEL, ""),
+        published={int(port.partition("/")[0]): int(at[0]["HostPort"]) for port, at in ports.items() if at},
+        mounts={mount["Destination"]: mount.get("Source", "") for mount in attrs.get("Mounts") or ()},
+        labels=dict(container.labels),
+        environ=dict(line.partition("=")[::2] for line in attrs.get("Config", {}).get("Env") or ()),
     )
 
 
@@ -324,16 +322,3 @@ def _silent_s(attributes: dict[str, Any]) -> float:
     interval_s = attributes["Config"]["Healthcheck"]["Interval"] / 1e9
     since: float = _seconds(log[-min(streak, len(log))]["Start"]) - max(0, streak - len(log)) * interval_s
     return max(0.0, time.time() - since)
-
-
-def _describe_service(container: Any, label: str) -> Service:
-    attrs = container.attrs
-    ports = attrs.get("NetworkSettings", {}).get("Ports") or {}
-    return Service(
-        project=container.labels[PROJECT_LABEL],
-        service=container.labels.get(SERVICE_LABEL, ""),
-        cluster=container.labels[label],
-        published={int(port.partition("/")[0]): int(at[0]["HostPort"]) for port, at in ports.items() if at},
-        mounts={mount["Destination"]: mount.get("Source", "") for mount in attrs.get("Mounts") or ()},
-        environ=dict(line.partition("=")[::2] for line in attrs["Config"].get("Env") or ()),
-    )
