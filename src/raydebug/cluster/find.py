@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 CLUSTER_LABEL = "org.raydebug.cluster"  # docker-compose.yml
 TOKEN_MOUNT = "/run/secrets/raydebug_token"  # noqa: S105 - a path in every container
-PORTS = {"dashboard": ("head", 8265), "gateway": ("gateway", 5678)}  # which service publishes which port
+# Which service publishes which port, and the address of that inside.
+PORTS = {"dashboard": ("head", 8265, variables.DASHBOARD), "gateway": ("gateway", 5678, variables.GATEWAY_CLIENTS)}
 
 
 def choose_name(given: str | None, fits: Callable[[str], bool] | None = None) -> str:
@@ -190,18 +191,13 @@ def _by_hand(project: str, services: dict[str, Container]) -> Cluster:
             code="auth.no-token",
         )
     # In the host's own network (deploy/compose-rdma.yml) nothing is published: the addresses inside are the host's.
-    addresses = {
-        "dashboard": head.environ.get(variables.DASHBOARD, ""),
-        "gateway": head.environ.get(variables.GATEWAY_CLIENTS, ""),
-    }
-    for part, (service, port) in PORTS.items():
+    addresses = {}
+    for part, (service, port, variable) in PORTS.items():
         published = services[service].published.get(port) if service in services else None
-        if published is not None:
-            addresses[part] = f"127.0.0.1:{published}"
-    if "://" not in addresses["dashboard"]:
-        addresses["dashboard"] = f"http://{addresses['dashboard']}"
+        addresses[part] = f"127.0.0.1:{published}" if published else head.environ.get(variable, "")
     environ = {**head.environ, variables.CLUSTER_ID: head.labels[CLUSTER_LABEL]}
-    remote = Remote(addresses["dashboard"], addresses["gateway"], str(token))
+    dashboard = f"http://{addresses['dashboard'].removeprefix('http://')}"
+    remote = Remote(dashboard, addresses["gateway"], str(token))
     return _unmanaged("by-hand", project, environ, remote, head.mounts.get("/workspace", ""))
 
 

@@ -52,7 +52,7 @@ def note_shared(cluster: Cluster, here: Path, *, shared: bool) -> None:
         known["shared"][str(here)] = shared
 
 
-def note_copy(cluster: Cluster, here: Path, copy: str, in_use: Sequence[str]) -> None:
+def note_copy(cluster: Cluster, here: Path, copy: str, in_use: Sequence[str] = ()) -> None:
     """Remember the newest copy of a folder, and of the others the last ones and those that these command lines name."""
     with _changing(cluster) as known:
         others = [(path, of) for path, of in known["copies"].items() if path != copy]
