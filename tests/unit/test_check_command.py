@@ -22,86 +22,9 @@ from raydebug.runs.record import Run
 from raydebug.settings.flavours import install
 from raydebug.trainers.registry import recognise
 from raydebug.trainers.verl.batch_sizes import judge_batch
+from verl_config import ACTOR, ROLLOUT, config
 
 GIB = 1024**3
-
-
-def config(**changed: Any) -> dict[str, Any]:
-    """Return the part of verl's config that is reckoned with; `a__b=1` changes a.b."""
-    whole: dict[str, Any] = {
-        "data": {"train_batch_size": 64, "max_prompt_length": 512, "max_response_length": 512, "gen_batch_size": None},
-        "trainer": {"n_gpus_per_node": 8, "nnodes": 1, "use_v1": True, "logger": ["console"], "total_epochs": 1},
-        "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
-        "critic": {"enable": None, "ppo_mini_batch_size": 32, "ppo_micro_batch_size_per_gpu": 4, "fsdp": {}},
-        "actor_rollout_ref": {
-            "actor": {"ppo_mini_batch_size": 32, "ppo_micro_batch_size": None, "ppo_micro_batch_size_per_gpu": 4,
-                      "use_kl_loss": False, "fsdp_config": {"model_dtype": "fp32"}},
-            "ref": {"log_prob_micro_batch_size_per_gpu": None, "log_prob_micro_batch_size": None},
-            "rollout": {"name": "vllm", "n": 4, "tensor_model_parallel_size": 2, "log_prob_micro_batch_size": None,
-                        "log_prob_micro_batch_size_per_gpu": 8, "max_num_seqs": 256, "max_num_batched_tokens": 8192,
-                        "gpu_memory_utilization": 0.5, "dtype": "bfloat16", "max_model_len": None},
-            "model": {"override_config": {}, "use_remove_padding": True},
-        },
-    }  # fmt: skip
-    for path, value in changed.items():
-        *parts, last = path.split("__")
-        node = whole
-        for part in parts:
-            node = node[part]
-        node[last] = value
-    return whole
-
-
-ACTOR, ROLLOUT = "actor_rollout_ref__actor", "actor_rollout_ref__rollout"
-BATCHES: dict[str, tuple[dict[str, Any], str, str]] = {
-    "a batch that the ranks do not divide": (
-        {"data__train_batch_size": 65}, "65 prompts x 4 rollouts cannot be spread over 8 ranks",
-        "data.train_batch_size=66"),
-    "a mini batch larger than the batch": (
-        {f"{ACTOR}__ppo_mini_batch_size": 128},
-        "actor_rollout_ref.actor.ppo_mini_batch_size=128 is larger than data.train_batch_size=64",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=64"),
-    "a mini batch that the ranks do not divide": (
-        {f"{ACTOR}__ppo_mini_batch_size": 1},
-        "a mini batch of 1 x 4 rollouts cannot be spread over 8 ranks",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=64"),
-    "a micro batch that does not divide": (
-        {f"{ACTOR}__ppo_micro_batch_size_per_gpu": 5},
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=5 does not divide the 16 sequences that each rank gets",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"),
-    "a mini batch of dynamic sizes that the ranks do not divide": (
-        {f"{ACTOR}__ppo_mini_batch_size": 1, f"{ACTOR}__use_dynamic_bsz": True},
-        "a mini batch of 1 x 4 rollouts cannot be spread over 8 ranks",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=64"),
-    "a batch of dynamic sizes that the older trainer does not pad": (
-        {"data__train_batch_size": 65, f"{ACTOR}__use_dynamic_bsz": True, "trainer__use_v1": False,
-         f"{ROLLOUT}__log_prob_use_dynamic_bsz": True},
-        "65 prompts x 4 rollouts cannot be spread over 8 ranks", "data.train_batch_size=66"),
-    "both micro batches": (
-        {f"{ACTOR}__ppo_micro_batch_size": 32},
-        "both actor_rollout_ref.actor.ppo_micro_batch_size and actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-        "take actor_rollout_ref.actor.ppo_micro_batch_size out"),
-    "no micro batch for the reference model": (
-        {f"{ACTOR}__use_kl_loss": True},
-        "neither actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu nor",
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8"),
-    "a critic's mini batch": (
-        {"algorithm__adv_estimator": "gae", "critic__ppo_mini_batch_size": 100},
-        "critic.ppo_mini_batch_size=100 is larger than data.train_batch_size=64", "critic.ppo_mini_batch_size=64"),
-    "pieces that do not make a batch": (
-        {"data__gen_batch_size": 24}, "data.gen_batch_size=24 does not divide data.train_batch_size=64",
-        "data.gen_batch_size=null"),
-    "no rollout at all": ({f"{ROLLOUT}__n": 0}, "each must be 1 or more", "rollout.n=1"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("changed", "says", "fix"), BATCHES.values(), ids=BATCHES)
-def test_batches(changed: dict[str, Any], says: str, fix: str) -> None:
-    """A size that does not fit is one error, with the number that does."""
-    (found,) = (finding for finding in judge_batch(config(**changed)) if finding.severity == "error")
-    assert found.code == "command.batch"
-    assert says in found.what
-    assert fix in found.fix
 
 
 def test_batches_that_fit() -> None:
@@ -131,28 +54,6 @@ def judge(changed: dict[str, Any], *, gpus: int | None = None, **variables: str)
     """Judge a config in an environment of GPUs."""
     facts = {"config": config(**changed), "variables": variables, "verdict": None, "gpus": 8, **RELEASE}
     return config_rules.judge(target(gpus=gpus), facts)
-
-
-COMMANDS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "a tensor split over more than there are": (
-        {f"{ROLLOUT}__tensor_model_parallel_size": 3}, "command.parallel",
-        "tensor_model_parallel_size=3 does not divide"),
-    "pipelines": ({f"{ROLLOUT}__pipeline_model_parallel_size": 2}, "command.parallel", "no pipeline parallelism"),
-    "sequences split over more than there are": (
-        {f"{ACTOR}__ulysses_sequence_parallel_size": 3, f"{ROLLOUT}__n": 12}, "command.parallel", "ulysses"),
-    "an empty shell variable": ({"data__train_batch_size": ""}, "command.value", "batch_size= is not a whole number"),
-    "a word for a number": ({"trainer__nnodes": "two"}, "command.value", "trainer.nnodes=two is not a whole number"),
-    "a rollout that nobody named": ({f"{ROLLOUT}__name": "???"}, "command.value-missing", "rollout.name is not given"),
-    "nothing to do": ({"trainer__total_epochs": 0}, "command.value", "trainer.total_epochs=0"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("changed", "code", "says"), COMMANDS.values(), ids=COMMANDS)
-def test_commands(changed: dict[str, Any], code: str, says: str) -> None:
-    """A setting that cannot be is named before anything is reckoned with it."""
-    found = [finding for finding in judge(changed) if finding.code == code]
-    assert found
-    assert says in found[0].what
 
 
 def test_gpus_that_are_not_there() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from raydebug.check import data, engine, model, stages
+from raydebug.check.config import judge as judge_command
 from raydebug.check.probes import __main__ as probes
 from raydebug.check.probes.data import try_reward
 from raydebug.check.target import NoAnswer, Target, facts_of
@@ -21,6 +22,8 @@ from raydebug.findings import Finding
 from raydebug.settings.files import environment_dir
 from raydebug.trainers.config import TrainingConfig
 from raydebug.trainers.registry import recognise
+from raydebug.trainers.verl.batch_sizes import judge_batch
+from verl_config import ACTOR, ROLLOUT, config
 
 COMMAND = ["python", "-m", "verl.trainer.main_ppo"]
 TARGET = Target(tuple(COMMAND), recognise(COMMAND), Path(), LocalRunner("python"), {}, {})
@@ -182,6 +185,38 @@ DATA: Cases = {
 }
 
 
+BATCHES: Cases = {
+    "a batch that the ranks do not divide": {"data__train_batch_size": 65},
+    "a mini batch larger than the batch": {f"{ACTOR}__ppo_mini_batch_size": 128},
+    "a mini batch that the ranks do not divide": {f"{ACTOR}__ppo_mini_batch_size": 1},
+    "a micro batch that does not divide": {f"{ACTOR}__ppo_micro_batch_size_per_gpu": 5},
+    "a mini batch of dynamic sizes that the ranks do not divide": {
+        f"{ACTOR}__ppo_mini_batch_size": 1,
+        f"{ACTOR}__use_dynamic_bsz": True,
+    },
+    "a batch of dynamic sizes that the older trainer does not pad": {
+        "data__train_batch_size": 65,
+        f"{ACTOR}__use_dynamic_bsz": True,
+        "trainer__use_v1": False,
+        f"{ROLLOUT}__log_prob_use_dynamic_bsz": True,
+    },
+    "both micro batches": {f"{ACTOR}__ppo_micro_batch_size": 32},
+    "no micro batch for the reference model": {f"{ACTOR}__use_kl_loss": True},
+    "a critic's mini batch": {"algorithm__adv_estimator": "gae", "critic__ppo_mini_batch_size": 100},
+    "pieces that do not make a batch": {"data__gen_batch_size": 24},
+    "no rollout at all": {f"{ROLLOUT}__n": 0},
+}
+COMMANDS: Cases = {
+    "a tensor split over more than there are": {f"{ROLLOUT}__tensor_model_parallel_size": 3},
+    "pipelines": {f"{ROLLOUT}__pipeline_model_parallel_size": 2},
+    "sequences split over more than there are": {f"{ACTOR}__ulysses_sequence_parallel_size": 3, f"{ROLLOUT}__n": 12},
+    "an empty shell variable": {"data__train_batch_size": ""},
+    "a word for a number": {"trainer__nnodes": "two"},
+    "a rollout that nobody named": {f"{ROLLOUT}__name": "???"},
+    "nothing to do": {"trainer__total_epochs": 0},
+}
+
+
 REWARDS: Cases = {
     "no file": {"missing": "r.py"},
     "one other function": {"missing_function": ["reward"]},
@@ -320,6 +355,8 @@ Judge = Callable[[dict[str, Any]], Iterable[Finding]]
 SCORE = {"path": "r.py", "name": "score", "manager": "naive", "calls": []}
 JUDGES: dict[str, tuple[Cases, Judge]] = {
     "data": (DATA, lambda changes: data.judge(TARGET, changed(DATASET, **changes))),
+    "batch": (BATCHES, lambda changes: judge_batch(config(**changes))),
+    "command": (COMMANDS, lambda changes: judge_command(TARGET, {**DATASET, "config": config(**changes)})),
     "reward": (REWARDS, lambda changes: data.judge_reward({**SCORE, **changes}, TARGET.checks.keys)),
     "model": (MODELS, lambda facts: model.judge(TARGET, facts)),
     "weights": (SHARDS, lambda changes: model.judge_shards({**MODEL, "shards": {**MODEL["shards"], **changes}})),
