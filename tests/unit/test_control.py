@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +16,14 @@ from raydebug.client.gateway_client import (
     describe_break_states,
     fetch_breaks,
     fetch_processes,
+    fetch_snapshots,
     remove_break,
     set_breaks,
 )
 from raydebug.gateway.channel import ControlChannel
 from raydebug.gateway.control import Control
 from raydebug.gateway.numbers import Numbers
+from raydebug.protocol import wire
 from raydebug.protocol.questions import SPANS
 
 LIB = """\
@@ -200,47 +203,95 @@ def test_new_gateway_learns_what_an_old_one_knew(gateway, work):
 
 
 class Wire:
-    """A connection of a process; the messages to it are lost."""
+    """A connection of a process; `said` are the messages to it."""
+
+    def __init__(self) -> None:
+        self.said: list[dict[str, Any]] = []
 
     def get_extra_info(self, _name: str) -> tuple[str, int]:
         return "10.0.0.1", 4
 
-    def write(self, data: bytes) -> None: ...
+    def write(self, data: bytes) -> None:
+        self.said += wire.Decoder().feed(data)
 
     def is_closing(self) -> bool:
         return False
 
 
 @pytest.mark.parametrize(
-    ("known", "listed"),
+    ("known", "state", "told"),
     [
-        ({"id": "b1", "where": "b.py:1"}, {"a.py:1": ("failed", "this process has another b1: b.py:1")}),
-        ({"id": "b1", "where": "a.py:1"}, {"a.py:1": ("waiting", "")}),
-        ({"id": "b7", "where": "b.py:1"}, {"a.py:1": ("sent", "")}),
-        ({"id": "x1", "where": "b.py:1"}, {"a.py:1": ("sent", "")}),
+        ({"id": "b1", "where": "a.py:1"}, "waiting", {}),
+        ({"id": "b1", "where": "b.py:1"}, "sent", {"add": ["b1"], "remove": ["b1"]}),
+        ({"id": "b2", "where": "b.py:1"}, "sent", {"add": ["b1"], "remove": ["b2"]}),
+        ({"id": "x1", "where": "a.py:1"}, "sent", {"add": ["b1"], "remove": ["x1"]}),
     ],
 )
-async def test_breakpoint_that_is_not_the_one_given(known, listed):
-    """A process that has another breakpoint of a number is listed with it; a number that nobody gave is not taken."""
-    control = Control(Numbers(None))
-    control._numbers._last["b"] = 0
-    control.add([{"where": "a.py:1", "source": "/a.py", "line": 1}], None)
-    channel = ControlChannel({"pid": 4}, Wire())
-    definition = {**known, "source": "/a.py", "line": 1}
-    control._take(channel, {"event": "known", "body": {"breaks": [definition], "set": []}})
-    states = {one["where"]: one["processes"][0] for one in control.describe_breaks()}
-    assert {where: (state["state"], state["message"]) for where, state in states.items()} == listed
+async def test_breakpoint_that_is_not_the_one_given(tmp_path, known, state, told):
+    """A gateway that starts again knows its breakpoints; a process that says others, the first one too, drops them."""
+    (tmp_path / "numbers").touch()
+    before = Control(Numbers(tmp_path / "numbers"))
+    before.add([{"where": place, "source": "/a.py", "line": 1} for place in ("a.py:1", "b.py:1")], None)
+    before.remove(["b2"])
+    control = Control(Numbers(tmp_path / "numbers"))
+    for definition in ({**known, "source": "/a.py", "line": 1}, None):
+        channel = ControlChannel({"pid": 4}, said := Wire())
+        body = {"breaks": [definition] if definition else [], "set": []}
+        control._take(channel, {"event": "known", "body": body})
+        (message,) = said.said
+        found = {name: [one if name == "remove" else one["id"] for one in ids]
+                 for name, ids in message["body"].items() if ids}  # fmt: skip
+        assert found == (told if definition else {"add": ["b1"]})
+        (listed,) = control.describe_breaks()
+        assert (listed["where"], listed["processes"][0]["state"]) == ("a.py:1", state)
+        control.channels.clear()
+        state = "sent"
 
 
 async def test_known_breakpoints_are_taken_once():
     """A process can send what it knows once: more is neither kept nor answered, nor are reports of more."""
-    control, channel = Control(), ControlChannel({"pid": 4}, Wire())
-    for number in range(3):
-        known = {"breaks": [{"id": f"x{number}", "where": "a.py:1"}]}
-        control._take(channel, {"event": "known", "body": known})
-    for number in range(9):
-        control._take(channel, {"event": "break", "body": {"id": f"x{number}", "state": "set", "message": "m" * 9000}})
-    assert [(name, len(report["message"])) for name, report in channel.reports.items()] == [("x0", 1000)]
+    control, channel = Control(Numbers(None)), ControlChannel({"pid": 4}, Wire())
+    (ours,) = control.add([{"where": "a.py:1", "source": "/a.py"}], None)
+    for break_id in (ours["id"], "x1", "x2"):
+        control._take(channel, {"event": "known", "body": {"breaks": [{**ours, "id": break_id}]}})
+    for break_id in (ours["id"], "x1", "x2"):
+        control._take(channel, {"event": "break", "body": {"id": break_id, "state": "set", "message": "m" * 9000}})
+    assert [(name, len(report["message"])) for name, report in channel.reports.items()] == [(ours["id"], 1000)]
+    assert len(channel._writer.said) == 1
+
+
+JOBS = """
+import os
+from raydebug.worker import control_channel
+control_channel.open_channel()
+os.environ["RAYDEBUG_JOB"] = "theirs"
+breakpoint()
+from raydebug.protocol import messages, wire
+from raydebug.worker import dial_in
+with dial_in.proven_connection(messages.SNAPSHOT) as connection:
+    connection.sendall(wire.encode(wire.event(3, messages.OFFER, {"id": "s1", "kind": "crash"})))
+    if dial_in.receive(connection, messages.WANTED)["wanted"]:
+        connection.sendall(wire.encode(wire.event(4, messages.SNAPSHOT, {"data": "eA=="})))
+        dial_in.receive(connection, messages.KEPT)
+dial_in._secret = ""
+try:
+    dial_in.proven_connection(messages.SNAPSHOT)
+except dial_in.Unreachable as refused:
+    print(refused)
+"""
+
+
+@pytest.mark.timeout(60)
+def test_process_that_names_another_job(gateway: GatewayUnderTest) -> None:
+    """Pauses and snapshots are of the job whose control channel their process has, whatever it says later."""
+    program = gateway.start(JOBS, RAYDEBUG_JOB="own")
+    (pause,) = gateway.pauses()
+    assert pause["job"] == "own"
+    gateway.resume(pause["id"])
+    out, err = program.communicate(timeout=60)
+    assert "it has no secret of its own" in out, err
+    found = {job: [one["id"] for one in fetch_snapshots(gateway, job)] for job in ("own", "theirs")}  # type: ignore[arg-type]
+    assert found == {"own": ["s1"], "theirs": []}
 
 
 async def test_spans_of_a_process_that_answers_late():

@@ -152,7 +152,8 @@ def test_dial_ins_of_many_processes(gateway):
         while not messages:
             messages = decoder.feed(await reader.read(4096))
         theirs = messages[0]["body"]["nonce"]
-        proof = {"proof": wire.proof(TOKEN, wire.AS_PROCESS, mine, theirs), "purpose": "control", "process": {"pid": 1}}
+        proof = {"proof": wire.proof(TOKEN, wire.AS_PROCESS, mine, theirs), "purpose": "control"}
+        proof["process"] = {"pid": 1, "secret": "s"}
         writer.write(wire.encode(wire.event(2, "proof", proof)))
         answer = decoder.feed(await reader.read(4096))
         writer.close()

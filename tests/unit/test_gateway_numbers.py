@@ -80,11 +80,14 @@ def test_file_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_KNOWN", 10)
     first = Numbers(path)
     given = [first.of_pause("i1", nth) for nth in range(1, 1001)]
-    first.new(BREAK)
+    for line in range(1, 101):
+        kept = first.add_break({"where": f"a.py:{line}", "source": "x" * 300, "line": line})
+        first.remove_break(f"b{line - 1}")
     assert len(path.read_text().splitlines()) <= 2 * 10 + 4
     again = Numbers(path)
+    assert again.breaks == {"b100": kept}
     assert again.of_pause("i1", 1000) == given[-1] == 1000
-    assert [again.new(PAUSE), again.new(BREAK)] == [1001, 2]
+    assert [again.new(PAUSE), again.new(BREAK)] == [1001, 101]
 
 
 def test_hostile_names(path: Path) -> None:

@@ -123,16 +123,19 @@ def test_a_process_of_the_job_says_whom_it_ends(gateway: GatewayUnderTest) -> No
 
 
 @pytest.mark.parametrize(
-    ("pid", "ago_s", "is_named"), [(4242, 0.0, True), (4242, 60.0, False), (4243, 0.0, False)]
-)  # fmt: skip
+    ("pid", "ago_s", "job", "is_named"),
+    [(4242, 0.0, "run-1", True), (4242, 60.0, "run-1", False), (4243, 0.0, "run-1", False), (4242, 0.0, "x", False)],
+)
 async def test_a_signal_names_the_process_that_it_ended(
-    pid: int, ago_s: float, is_named: bool, monkeypatch: pytest.MonkeyPatch
+    pid: int, ago_s: float, job: str, is_named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal long ago, and one to an earlier process with the same id, do not name who ended a process."""
+    """A signal long ago, one to an earlier process with the same id, and what another job says name nobody."""
     known, now = Ended(lambda _: []), time.time()
     monkeypatch.setattr(time, "time", lambda: now - ago_s)
     for target in (pid, 4243):
-        known.note_kill(channel_of("parent", 50), {"pid": target, "signal": 9, "place": "/job/t.py:9 clean"})
+        parent = channel_of("parent", 50)
+        parent.about["job"] = job
+        known.note_kill(parent, {"pid": target, "signal": 9, "place": "/job/t.py:9 clean"})
     monkeypatch.setattr(time, "time", lambda: now)
     known.watch(channel_of("another", 4243))
     known.note(channel_of("it", pid))

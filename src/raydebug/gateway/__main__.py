@@ -138,7 +138,9 @@ class Gateway:
             return
         watch_peer(reader, writer, unacknowledged_s=UNACKNOWLEDGED_S)
         try:
-            self._proven.add(writer, about.get("job") if isinstance(about, dict) else None)
+            # What a process says of itself on this connection is of the job whose control channel it has.
+            about["job"] = self.control.job_of(about["instance"]) or about.get("job")
+            self._proven.add(writer, about["job"])
             if purpose == messages.CONTROL:
                 await self.control.serve(about, reader, writer)
             elif purpose == messages.SNAPSHOT:
@@ -154,8 +156,7 @@ class Gateway:
     async def _hold_process(self, about: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         process = Process(about)
         earlier = self._processes.get(process.instance)
-        if process.instance:
-            self._processes[process.instance] = process
+        self._processes[process.instance] = process
         if earlier is not None and not earlier.ended:
             await earlier.superseded()
         events = ProcessEvents(process, self.board)

@@ -86,7 +86,7 @@ class Board:
         """Add a pause of a thread; it is listed once the thread has stopped."""
         located = "file" in record
         nth = record.pop("nth", 0)
-        pause_id = str(self._numbers.of_pause(process.instance, nth)) if process.instance and nth else ""
+        pause_id = str(self._numbers.of_pause(process.instance, nth)) if nth else ""
         if not pause_id or pause_id in self._pauses:  # the process gives two of its threads one number
             pause_id = str(self._numbers.new(PAUSE))
         pause = Pause(pause_id, process, thread_id, record, announced=located, located=located)

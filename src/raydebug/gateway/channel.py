@@ -96,7 +96,7 @@ class ControlChannel:
     @property
     def instance(self) -> str:
         """Id of the process, the same in each of its dial-ins."""
-        return str(self.about.get("instance") or "")
+        return str(self.about.get("instance"))
 
     def learn(self, more: WorkRecord) -> None:
         """Note what the process says of itself; which one it is, and of which job, it has said when it dialled in."""

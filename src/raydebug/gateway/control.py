@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
 from raydebug.gateway.channel import LISTED, MAX_CAUSE, ControlChannel, NoAnswer
 from raydebug.gateway.ended import Ended
-from raydebug.gateway.numbers import BREAK, Numbers
+from raydebug.gateway.numbers import Numbers
 from raydebug.protocol import messages, questions, records, wire
 from raydebug.protocol.death import Birth, Kill, LastWords
 from raydebug.protocol.listings import ListedAnswer, ListedBreakpoint, ListedStacks
@@ -123,21 +124,21 @@ class Control:
 
     def __init__(self, numbers: Numbers | None = None) -> None:
         self.channels: set[ControlChannel] = set()
-        self._breaks: dict[str, BreakpointSpec] = {}
-        self._removed: set[str] = set()
+        self._of_instance: weakref.WeakValueDictionary[str, ControlChannel] = weakref.WeakValueDictionary()
         self._numbers = numbers or Numbers()
+        self._breaks = self._numbers.breaks
         # What processes say as they end, and too late, until their recorder asks; nobody does for a run without one.
         self._last_spans: list[tuple[ControlChannel, SpansRecord]] = []
         self._lost_spans: dict[str | None, tuple[ControlChannel, SpansRecord]] = {}  # by job: how many of them
         self.ended = Ended(lambda ns: [one for one in self.channels if one.birth.get("ns") == ns], self.living_jobs)
 
-    async def serve(self, about: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, about: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one authenticated channel until it ends.
 
         Raises:
             BadRecord: the process's description is refused by protocol/records.py.
         """
-        channel = ControlChannel(about, writer)
+        channel = self._of_instance[about["instance"]] = ControlChannel(about, writer)
         decoder = wire.Decoder()
         try:
             while data := await reader.read(READ_BYTES):
@@ -153,6 +154,11 @@ class Control:
                 self.channels.remove(channel)
                 self.ended.note(channel)
             channel.end()
+
+    def job_of(self, instance: str) -> str | None:
+        """Return the job that a process has named when it opened its control channel."""
+        channel = self._of_instance.get(instance)
+        return channel.about.get("job") if channel in self.channels else None
 
     def living_jobs(self) -> set[str]:
         """Return the jobs that have a process."""
@@ -228,11 +234,7 @@ class Control:
             raise ValueError(f"more than {MAX_BREAKS} breakpoints")
         if not all(spec.get("where") and spec.get("source") for spec in definitions):
             raise ValueError('a breakpoint has "where", "source", and "line" or "function"')
-        added: list[BreakpointSpec] = []
-        for definition in definitions:
-            number = f"b{self._numbers.new(BREAK)}"
-            self._breaks[number] = {**definition, "id": number, "job": job, "since": time.time()}
-            added.append(self._breaks[number])
+        added = [self._numbers.add_break({**each, "job": job, "since": time.time()}) for each in definitions]
         for channel in self.channels:
             concerned = [spec for spec in added if channel.concerns(spec)]
             if concerned:
@@ -242,8 +244,7 @@ class Control:
 
     def remove(self, break_ids: list[str]) -> list[str]:
         """Remove breakpoints, and return the ids of those that existed."""
-        removed = [break_id for break_id in break_ids if self._breaks.pop(break_id, None) is not None]
-        self._removed.update(removed)
+        removed = [break_id for break_id in break_ids if self._numbers.remove_break(break_id)]
         for channel in self.channels:
             if removed:
                 channel.tell(questions.BREAKS, questions.BreaksBody(remove=removed))
@@ -300,18 +301,15 @@ class Control:
             lost["lost"] = lost.get("lost", 0) + gone.get("lost", 0) + len(gone.get("spans", ()))
 
     def _welcome(self, channel: ControlChannel, known: list[BreakpointSpec], compiled_in: set[str]) -> None:
-        """Send a new channel the changes since its process started; learn the breakpoints of an earlier gateway."""
+        """Send a new channel what its process lacks of its breakpoints, and which of those that it has are none."""
         self.channels.add(channel)
-        by_id = {definition["id"]: definition for definition in known if "id" in definition}
-        for break_id, definition in by_id.items():
-            is_new = break_id not in self._breaks and break_id not in self._removed
-            was_given = break_id.startswith("b") and self._numbers.was_given(BREAK, break_id[1:])
-            if is_new and was_given and definition.get("where") and len(self._breaks) < MAX_BREAKS:
-                self._breaks[break_id] = definition
-            state, message = messages.SET if break_id in compiled_in else messages.WAITING, ""
-            ours = self._breaks.get(break_id, definition)
-            if any(definition.get(name) != ours.get(name) for name in IDENTITY):
-                state, message = messages.FAILED, f"this process has another {break_id}: {definition.get('where')}"
-            channel.reports[break_id] = {"state": state, "message": message}
-        missing = [spec for spec in self._breaks.values() if spec["id"] not in by_id and channel.concerns(spec)]
-        channel.tell(questions.BREAKS, questions.BreaksBody(add=missing, remove=sorted(self._removed & by_id.keys())))
+        same = set[str]()
+        for break_id, definition in {definition.get("id", ""): definition for definition in known}.items():
+            ours = self._breaks.get(break_id, BreakpointSpec())
+            if all(definition.get(name) == ours.get(name) for name in IDENTITY):
+                same.add(break_id)
+                state = messages.SET if break_id in compiled_in else messages.WAITING
+                channel.reports[break_id] = {"state": state, "message": ""}
+        missing = [spec for spec in self._breaks.values() if spec["id"] not in same and channel.concerns(spec)]
+        others = sorted({definition.get("id", "") for definition in known} - same)
+        channel.tell(questions.BREAKS, questions.BreaksBody(add=missing, remove=others))

@@ -45,7 +45,7 @@ class Ended:
         self._here = node_facts.namespace()
         self._handles: dict[ControlChannel, int] = {}
         self._raylets: dict[int, int] = {}  # pidfds, by process id
-        self._kills: dict[tuple[str, int], Kill] = {}  # the last one of each process
+        self._kills: dict[tuple[str, str, int], Kill] = {}  # the last one of each process
 
     def of_job(self, job: str, after: int = 0) -> list[EndedProcess]:
         """Return the ended processes of a job with a higher number, in the order of their ends; all that are back."""
@@ -75,9 +75,9 @@ class Ended:
                 self._raylets[raylet] = found
 
     def note_kill(self, channel: ControlChannel, kill: Kill) -> None:
-        """Note that a process of a job sends a signal to another one."""
+        """Note that a process sends a signal to another one of its job: of other jobs it can say what it likes."""
         said: Kill = {**kill, "by": channel.about.get("pid") or 0, "at": time.time()}
-        self._kills[channel.birth.get("ns", ""), kill.get("pid", 0)] = said
+        self._kills[*_place(channel), kill.get("pid", 0)] = said
         while len(self._kills) > MAX_ENDED:
             del self._kills[next(iter(self._kills))]
 
@@ -128,15 +128,21 @@ class Ended:
                 status = _status(raylet, raylet_pid)
                 facts["raylet"] = "ended" if status is None else str(status)
             return facts
-        for peer in self._peers(birth.get("ns", ""))[:2]:
+        # Those of its own job first: another job may say what it likes of its end.
+        peers = self._peers(birth.get("ns", ""))
+        for peer in sorted(peers, key=lambda peer: peer.about.get("job") != channel.about.get("job"))[:2]:
             answer = await peer.ask(NODE, NodeBody(pid=pid, cgroup=cgroup, started=started), ANSWER_S)
             if not isinstance(answer, NoAnswer):
                 return answer
         return {}
 
 
-def _key(channel: ControlChannel) -> tuple[str, int]:
-    return channel.birth.get("ns", ""), channel.about.get("pid") or 0
+def _place(channel: ControlChannel) -> tuple[str, str]:
+    return channel.about.get("job") or "", channel.birth.get("ns", "")
+
+
+def _key(channel: ControlChannel) -> tuple[str, str, int]:
+    return *_place(channel), channel.about.get("pid") or 0
 
 
 async def _describe(channel: ControlChannel) -> None:

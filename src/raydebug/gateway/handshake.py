@@ -82,11 +82,11 @@ class ProcessAuthentication:
         self._hellos.append(nonce)
         return nonce
 
-    async def prove(self, connection: socket.socket, process_nonce: str) -> tuple[str, Any]:
+    async def prove(self, connection: socket.socket, process_nonce: str) -> tuple[str, dict[str, Any]]:
         """Prove the gateway to a process and the process to the gateway; return the purpose and the process's record.
 
         Raises:
-            ConnectionError: the proof is wrong, or the connection ended.
+            ConnectionError: the proof is wrong, the process has no secret, or the connection ended.
             WireError: it is no message.
         """
         nonce = wire.new_nonce()
@@ -96,12 +96,12 @@ class ProcessAuthentication:
         expected = wire.proof(self._token, wire.AS_PROCESS, process_nonce, nonce)
         if not wire.is_same(expected, answer.get("proof")):
             raise await _refuse(connection, "wrong token")
-        await _send(connection, messages.WELCOME, {})
         process = answer.get("process")
-        if isinstance(process, dict):
-            # The instance, which lists show, follows from a secret: only the process itself can dial in under it again.
-            secret = str(process.pop("secret", None) or "").encode("utf-8", "surrogatepass")
-            process["instance"] = hashlib.sha256(secret).hexdigest()[:16] if secret else ""
+        if not isinstance(process, dict) or not (secret := str(process.pop("secret", ""))):
+            raise await _refuse(connection, "it has no secret of its own")
+        await _send(connection, messages.WELCOME, {})
+        # The instance, which lists show, follows from a secret: only the process itself can dial in under it again.
+        process["instance"] = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         return str(answer.get("purpose")), process
 
 

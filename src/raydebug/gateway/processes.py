@@ -56,8 +56,8 @@ class Process:
 
     @property
     def instance(self) -> str:
-        """Id of the process, the same in each of its dial-ins; empty if the process does not send one."""
-        return str(self.about.get("instance") or "")
+        """Id of the process, the same in each of its dial-ins."""
+        return str(self.about.get("instance"))
 
     async def hold(
         self,
