@@ -16,7 +16,7 @@ from raydebug.gateway import board as boards
 from raydebug.gateway import pause_lifecycle
 from raydebug.gateway.board import Board, Pause
 from raydebug.gateway.kept import KeptPerJob
-from raydebug.gateway.listener import ProvenDials
+from raydebug.gateway.listener import PROCESSES_SHARE, Proven
 from raydebug.gateway.pause_lifecycle import Expiry
 from raydebug.gateway.processes import Process
 from raydebug.protocol import messages
@@ -200,8 +200,8 @@ async def test_a_job_takes_no_room_of_others(monkeypatch: pytest.MonkeyPatch) ->
     board.end(first := board.of_process(flood)[0], "x" * 60_000)
     assert len(board.why_ended(first.id) or "") == boards.MAX_REASON
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
-    dials, open_ones = ProvenDials(), [MagicMock(is_closing=lambda: False) for _ in range(80)]
-    for of, job, most in ((0, "floods", 30), (30, "b", 40)):
+    dials, open_ones = Proven(PROCESSES_SHARE), [MagicMock(is_closing=lambda: False) for _ in range(80)]
+    for of, job, most in ((0, "floods", 24), (24, "b", 32)):
         for one in open_ones[of:most]:
             dials.add(one, job)
         with pytest.raises(ConnectionRefusedError):

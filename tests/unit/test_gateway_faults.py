@@ -16,9 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway_under_test import PAUSES, TOKEN, GatewayUnderTest, visit
+from gateway_under_test import PAUSES, TOKEN, GatewayUnderTest, open_gateway, visit
+from raydebug.client.gateway_client import fetch_pauses, request
 from raydebug.dap import ConnectionLost, RequestFailed
-from raydebug.protocol import wire
+from raydebug.protocol import messages, node_facts, wire
+from raydebug.worker import dial_in
 
 MIB = 2**20
 
@@ -29,6 +31,47 @@ def gateway_process(gateway: GatewayUnderTest) -> psutil.Process:
 
 def open_files(gateway: GatewayUnderTest) -> int:
     return len(list(Path(f"/proc/{gateway.process.pid}/fd").iterdir()))
+
+
+def test_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where few files may be open, clients get in beside the most processes; /status has both limits."""
+    few = ("sh", "-c", 'ulimit -n 128; exec "$@"', "sh")
+    with open_gateway(tmp_path, run_on=lambda *argv: [*few, *argv]) as gateway, contextlib.ExitStack() as open_ones:
+        for name, value in gateway.environment.items():
+            monkeypatch.setenv(name, value)
+        for number in range(64):
+            monkeypatch.setenv("RAYDEBUG_JOB", f"j{number % 2}")
+            monkeypatch.setattr(dial_in, "_secret", f"s{number}")
+            one = open_ones.enter_context(dial_in.proven_connection(messages.CONTROL, timeout_s=20))
+            one.sendall(wire.encode(wire.event(1, messages.KNOWN, {})))
+            birth = {"ns": node_facts.namespace(), "started": node_facts.started_at(os.getpid())}
+            one.sendall(wire.encode(wire.event(2, messages.BIRTH, birth)))
+        with dial_in.proven_connection(messages.CONTROL, timeout_s=20) as beyond:
+            beyond.settimeout(20)
+            assert beyond.recv(10) == b""
+        assert "refused: there are 64 connections already" in gateway.log
+        assert fetch_pauses(gateway) == []
+        clients = [open_ones.enter_context(contextlib.closing(proven_client(gateway))) for _ in range(15)]
+        limits = request(gateway, "GET", "/status")["limits"]
+        assert (limits["processes"], limits["clients"]) == ({"now": 64, "most": 64}, {"now": 16, "most": 16})
+        assert limits["files"]["now"] <= limits["files"]["most"] == 128
+        clients += [open_ones.enter_context(contextlib.closing(proven_client(gateway)))]
+        with pytest.raises(ConnectionError):
+            proven_client(gateway)
+        assert "client from 127.0.0.1 refused: there are 16 connections already" in gateway.log
+        clients[0].close()
+        time.sleep(0.5)
+        assert fetch_pauses(gateway) == []
+
+
+def proven_client(gateway: GatewayUnderTest) -> socket.socket:
+    """Return the connection of a debugger that has shown the token, and has no pause."""
+    connection = socket.create_connection(("127.0.0.1", gateway.gateway_port))
+    connection.settimeout(20)
+    connection.sendall(wire.encode(wire.request(1, "attach", {"token": TOKEN, "target": "no pause"})))
+    if not connection.recv(4096):
+        raise ConnectionResetError
+    return connection
 
 
 async def attached_raw(gateway: GatewayUnderTest, pause_id: str):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+from typing import Any
 
 import pytest
 
 from gateway_under_test import TOKEN, GatewayUnderTest, open_gateway
+from raydebug.gateway import http
+from raydebug.gateway.client_requests import Refused
 
 AUTHORIZED = f"Authorization: Bearer {TOKEN}\r\n"
 
@@ -125,5 +129,22 @@ def test_status(named):
     """GET /status lists the gateway's own tasks, and where processes reach it; without the token it is refused."""
     status, body = talk(named, f"GET /status HTTP/1.1\r\nHost: localhost\r\n{AUTHORIZED}\r\n")
     tasks = [{"name": "expiry", "state": "running", "restarts": 0, "reason": None}]
-    assert (status, json.loads(body)) == (200, {"version": 1, "tasks": tasks, "dial": f"127.0.0.1:{named.dial_port}"})
+    known = json.loads(body)
+    assert known.pop("limits").keys() == {"processes", "clients", "files"}
+    assert (status, known) == (200, {"version": 1, "tasks": tasks, "dial": f"127.0.0.1:{named.dial_port}"})
     assert ask(named, "GET", "/status", token=False) == 401
+
+
+async def test_answer_that_fails_leaves_no_task():
+    """An answer that is refused before the client leaves, and a client that leaves before, end both waits."""
+
+    async def refuse() -> Any:
+        raise Refused("x.y", "why", "fix")
+
+    before, silent, gone = asyncio.all_tasks(), asyncio.StreamReader(), asyncio.StreamReader()
+    gone.feed_eof()
+    with pytest.raises(Refused):
+        await http._unless_gone(refuse(), silent)
+    with pytest.raises(ConnectionResetError):
+        await http._unless_gone(asyncio.sleep(60), gone)
+    assert asyncio.all_tasks() == before

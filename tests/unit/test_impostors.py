@@ -18,7 +18,7 @@ import pytest
 from gateway_under_test import TOKEN, GatewayUnderTest
 from raydebug.client import gateway_client
 from raydebug.cluster import find, joined, port_owner
-from raydebug.cluster.dashboard import Dashboard
+from raydebug.cluster.dashboard import Dashboard, why_no_gcs
 from raydebug.cluster.state import Cluster
 from raydebug.console.session import GatewayAddress
 from raydebug.dap import DapSession, RequestFailed, open_proven
@@ -286,15 +286,41 @@ def test_our_own_dashboard_is_asked(tmp_path):
             assert port_owner.stranger_at(cluster, connection) is None
 
 
-@pytest.mark.parametrize(("most_bytes", "why"), [(100, "is too long"), (10**9, "its answer comes too slowly")])
-def test_a_dashboard_without_end(tmp_path, monkeypatch, most_bytes, why):
-    """An answer that never ends is given up, by its length or its time."""
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 10000000\r\n\r\n"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("head", "piece", "most_bytes", "why"),
+    [
+        (HEAD, bytes(99), 100, "is too long"),
+        (HEAD, bytes(99), 10**9, "its answer comes too slowly"),
+        (HEAD[:-2], b"a", 10**9, "Server disconnected without sending a response"),
+    ],
+)
+def test_a_dashboard_without_end(tmp_path, monkeypatch, head, piece, most_bytes, why):
+    """An answer that never ends is given up, by its length or its time; so is a header."""
     monkeypatch.setattr("raydebug.cluster.dashboard.TIMEOUT_S", 0.5)
+    monkeypatch.setattr("raydebug.cluster.dashboard.GCS_TIMEOUT_S", 0.3)
     monkeypatch.setitem(Dashboard._receive.__kwdefaults__, "most_bytes", most_bytes)
-    head, piece = b"HTTP/1.1 200 OK\r\nContent-Length: 10000000\r\n\r\n", bytes(99)
-    with impostor(head, then=piece) as other, pytest.raises(RaydebugError) as given_up:
-        Dashboard(cluster_at(tmp_path, 1, other.port)).submitted_jobs()
-    assert why in str(given_up.value)
+    with impostor(head, then=piece) as other:
+        cluster = cluster_at(tmp_path, 1, other.port)
+        with pytest.raises(RaydebugError) as given_up:
+            Dashboard(cluster).submitted_jobs()
+        assert why in str(given_up.value)
+        assert why_no_gcs(cluster) is None or head != HEAD
+
+
+@pytest.mark.timeout(60)
+def test_a_gateway_whose_proof_comes_byte_by_byte(tmp_path, monkeypatch):
+    """A proof that never ends is given up."""
+    monkeypatch.setattr("raydebug.client.gateway_client.TIMEOUT_S", 0.5)
+    monkeypatch.setattr("raydebug.dap.PROOF_TIMEOUT_S", 0.5)
+    with impostor(client_handshake.MARK, then=b"a") as other:
+        with pytest.raises(RaydebugError, match="does not answer"):
+            gateway_client.fetch_pauses(cluster_at(tmp_path, other.port))
+        with pytest.raises(TimeoutError):
+            asyncio.run(open_proven("127.0.0.1", other.port, TOKEN))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a program of another user")

@@ -135,10 +135,11 @@ def _prove(connection: socket.socket, token: str) -> bytes:
     Raises:
         NotProven: what answers there does not hold it.
     """
-    handshake, answer = ClientHandshake(token), b""
+    handshake, answer, until_s = ClientHandshake(token), b"", time.monotonic() + TIMEOUT_S
     connection.sendall(handshake.hello)
     while not is_whole(answer) and (data := connection.recv(MAX_BYTES - len(answer))):
         answer += data
+        connection.settimeout(max(0.01, until_s - time.monotonic()))
     return handshake.prove(answer)
 
 

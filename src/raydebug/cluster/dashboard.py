@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+import weakref
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import urlsplit
 
@@ -129,8 +131,10 @@ def why_no_gcs(cluster: Cluster) -> str | None:
     try:
         # This page needs no token (ray 2.60.0 dashboard/http_server_head.py). Before Ray 2.52 it answers 500 without a
         # User-Agent, which http.client does not send.
-        connection.request("GET", "/api/gcs_healthz", headers={"User-Agent": "raydebug"})
-        answer = connection.getresponse()
+        connection.connect()
+        with _broken_off_after(2 * GCS_TIMEOUT_S, [connection.sock]):
+            connection.request("GET", "/api/gcs_healthz", headers={"User-Agent": "raydebug"})
+            answer = connection.getresponse()
     except TimeoutError as error:
         raise TimeoutError(f"its dashboard gave no answer within {GCS_TIMEOUT_S:g} s") from error
     except (OSError, http.client.HTTPException) as error:
@@ -138,6 +142,24 @@ def why_no_gcs(cluster: Cluster) -> str | None:
     finally:
         connection.close()
     return None if answer.status == 200 else f"its gcs_server does not answer: {answer.reason}"
+
+
+@contextlib.contextmanager
+def _broken_off_after(limit_s: float, sockets: Iterable[socket.socket]) -> Iterator[None]:
+    """Shut sockets down after a time: a header that comes byte by byte stays within the limit of each read."""
+
+    def end() -> None:
+        for each in [*sockets]:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Dashboard:
@@ -154,6 +176,7 @@ class Dashboard:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         # Each connection may be a command of its own; Ray's server keeps one for 75 s (aiohttp 3.13, web_protocol.py).
         limits = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=60.0)
+        self._sockets = weakref.WeakSet[socket.socket]()
         # trust_env=False: a company proxy has no way to 127.0.0.1.
         self._http = httpx.Client(
             base_url=cluster.dashboard, headers=self._headers, timeout=TIMEOUT_S, limits=limits, trust_env=False
@@ -420,9 +443,13 @@ class Dashboard:
     def _receive(self, method: str, path: str, *, most_bytes: int = MOST_BYTES, **options: Any) -> httpx.Response:
         import httpx
 
-        pieces, size, deadline = [], 0, time.monotonic() + 2 * options.get("timeout", TIMEOUT_S)
+        limit_s = 2 * options.get("timeout", TIMEOUT_S)
+        pieces, size, deadline = [], 0, time.monotonic() + limit_s
         try:
-            with self._http.stream(method, path, extensions={"trace": self._check}, **options) as received:
+            with contextlib.ExitStack() as stack:
+                with _broken_off_after(limit_s, self._sockets):
+                    asking = self._http.stream(method, path, extensions={"trace": self._check}, **options)
+                    received = stack.enter_context(asking)
                 for piece in received.iter_bytes():
                     pieces.append(piece)
                     size += len(piece)
@@ -469,7 +496,9 @@ class Dashboard:
         Source: https://www.encode.io/httpcore/extensions/#trace, httpcore 1.0.9.
         """
         if event == "connection.connect_tcp.complete":
-            self._check_owner(info["return_value"].get_extra_info("socket"))
+            connection = info["return_value"].get_extra_info("socket")
+            self._sockets.update([connection] if isinstance(connection, socket.socket) else [])  # not of asyncio
+            self._check_owner(connection)
 
     def _check_owner(self, connection: socket.socket) -> None:
         uid = stranger_at(self.cluster, connection)

@@ -25,7 +25,17 @@ from raydebug.gateway.client import AUTHENTICATION_TIMEOUT_S, MAX_UNPROVEN_BYTES
 from raydebug.gateway.control import Control
 from raydebug.gateway.handshake import ClientAuthentication, ProcessAuthentication
 from raydebug.gateway.http import HttpApi
-from raydebug.gateway.listener import Listener, Pieces, ProvenDials, Unproven, raise_file_limit, streams_of
+from raydebug.gateway.listener import (
+    CLIENTS_SHARE,
+    PROCESSES_SHARE,
+    Listener,
+    Pieces,
+    Proven,
+    Unproven,
+    files_of,
+    raise_file_limit,
+    streams_of,
+)
 from raydebug.gateway.numbers import Numbers
 from raydebug.gateway.pause_lifecycle import LIMIT_S, Expiry, ProcessEvents
 from raydebug.gateway.pause_requests import PauseRequests
@@ -72,12 +82,12 @@ class Gateway:
         self.background = Background()
         self._hosts = hosts
         self._services = Services(token, self.board, PauseRequests(self.control, self.board), AuthThrottle())
-        self._http = HttpApi(self._services, self.control, self.snapshots, self.background.describe)
+        self._http = HttpApi(self._services, self.control, self.snapshots, self._describe)
         self._authentication = ProcessAuthentication(token)
         self._clients = ClientAuthentication(token, self._services.throttle)
         self._processes: weakref.WeakValueDictionary[str, Process] = weakref.WeakValueDictionary()  # by instance
         self._expiry = Expiry(self.board, pause_limit_s)
-        self._proven = ProvenDials()
+        self._proven, self._proven_clients = Proven(PROCESSES_SHARE), Proven(CLIENTS_SHARE)
         # Separate budgets: connections that send single bytes cannot displace a client whose first message is whole.
         self._silent, self._unproven, self._unproven_dials = Unproven(), Unproven(), Unproven()
 
@@ -97,6 +107,12 @@ class Gateway:
         log.info("listening: clients on %s:%d, processes on %s:%d", host, clients.port, dial_host, dials.port)
         return Ports(host, clients.port, dial_host, dials.port)
 
+    def _describe(self) -> dict[str, object]:
+        """Return what GET /status has: background tasks, and how much is left of what limits connections."""
+        files = {"now": len(os.listdir("/proc/self/fd")), "most": files_of(16)}
+        limits = {"processes": self._proven.describe(), "clients": self._proven_clients.describe(), "files": files}
+        return {"tasks": self.background.describe(), "limits": limits}
+
     async def _accept_client(self, connection: socket.socket, peer: str) -> None:
         with self._silent.holding(peer):
             async with asyncio.timeout(AUTHENTICATION_TIMEOUT_S):
@@ -111,12 +127,21 @@ class Gateway:
                     proven()
                     first = await _first_message(connection, rest)
             reader, writer = await streams_of(connection)
+
+            def has_proved() -> None:
+                proven()
+                try:
+                    self._proven_clients.add(writer)
+                except ConnectionRefusedError as error:
+                    log.warning("client from %s refused: %s", peer, error)
+                    raise
+
             try:
                 watch_peer(reader, writer)
                 if first.startswith(HTTP_METHODS):
-                    await self._http.serve(first, reader, writer, proven, is_proven=is_proven)
+                    await self._http.serve(first, reader, writer, has_proved, is_proven=is_proven)
                 elif first[:1] in b"Cc":  # Content-Length, Content-Type
-                    client = Client(self._services, reader, writer, on_proven=proven, has_proved=is_proven)
+                    client = Client(self._services, reader, writer, on_proven=has_proved, has_proved=is_proven)
                     await client.serve(first)
                 else:
                     writer.write(client_handshake.HINT)

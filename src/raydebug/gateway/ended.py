@@ -21,6 +21,7 @@ from typing import cast
 from raydebug.gateway.background import keep
 from raydebug.gateway.channel import ControlChannel, NoAnswer
 from raydebug.gateway.kept import KeptPerJob, Living, size_of
+from raydebug.gateway.listener import PIDFD_SHARE, files_of
 from raydebug.protocol import node_facts
 from raydebug.protocol.death import MAX_ENDED, EndedProcess, Kill
 from raydebug.protocol.questions import NODE, NodeBody, NodeFacts
@@ -60,7 +61,8 @@ class Ended:
                 process["is_back"] = True
         self._kills.pop(_key(channel), None)  # of an earlier process with this id
         pid, raylet = channel.about.get("pid") or 0, channel.birth.get("raylet", 0)
-        if channel.birth.get("ns") != self._here or not self._here:
+        is_here = self._here and channel.birth.get("ns") == self._here
+        if not is_here or len(self._handles) >= files_of(PIDFD_SHARE):  # without it, the end has no status
             return
         with contextlib.suppress(OSError, ValueError):
             handle = os.pidfd_open(pid)

@@ -18,7 +18,7 @@ from raydebug.gateway.client_requests import Refused
 from raydebug.gateway.control import DESCRIBED_FOR_S, Choice, Control
 from raydebug.gateway.snapshots import Snapshots
 from raydebug.protocol import records, wire
-from raydebug.protocol.listings import GatewayTask, ListedStacks, with_frames
+from raydebug.protocol.listings import ListedStacks, with_frames
 from raydebug.protocol.questions import QUESTIONS, Question
 
 REQUEST_TIMEOUT_S = 5.0
@@ -72,12 +72,12 @@ class HttpApi:
         services: Services,
         control: Control,
         snapshots: Snapshots,
-        describe_tasks: Callable[[], list[GatewayTask]],
+        describe: Callable[[], Mapping[str, object]],
     ) -> None:
         self._services = services
         self._control = control
         self._snapshots = snapshots
-        self._describe_tasks = describe_tasks
+        self._describe = describe
         self._hosts: frozenset[str] = frozenset()
         self.dial = ""  # where processes connect to; empty for all addresses
 
@@ -157,7 +157,7 @@ class HttpApi:
         try:
             match route:
                 case ("GET", "status"):
-                    return 200, {"version": 1, "tasks": self._describe_tasks(), "dial": self.dial}
+                    return 200, {"version": 1, **self._describe(), "dial": self.dial}
                 case ("GET", "pauses"):
                     pauses = sorted(board.listed(), key=lambda pause: int(pause.id))  # as they began
                     return 200, {"version": 1, "pauses": [board.describe(pause) for pause in pauses]}
@@ -349,10 +349,9 @@ async def _unless_gone(answering: Coroutine[Any, Any, Answer], reader: asyncio.S
             raise ConnectionResetError("the client has left")
         return answer.result()
     finally:
-        for task in (answer, leaving):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, OSError):
-                await task
+        answer.cancel()
+        leaving.cancel()
+        await asyncio.gather(answer, leaving, return_exceptions=True)
 
 
 def _refusal(code: str, message: str, fix: str | None = None) -> Mapping[str, object]:

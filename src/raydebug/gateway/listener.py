@@ -22,42 +22,53 @@ log = logging.getLogger("raydebug.gateway")
 ACCEPTS_PER_TURN = 64
 BACKLOG = 4096  # connections that wait in the kernel, which limits it to net.core.somaxconn
 NO_FILES_PAUSE_S = 0.5  # when no file descriptor is free
+MANY_FILES = 2**20  # where their number has no limit
 MAX_UNPROVEN = 2048  # of one kind, at one time
-FILES_PER_UNPROVEN = 8  # the three budgets of a gateway take at most three eighths of its file descriptors
+# Shares of the files that may be open, in sixteenths: three budgets of unproven connections, those of processes and of
+# clients, and pidfds. One is left for the gateway itself.
+UNPROVEN_SHARE, PROCESSES_SHARE, CLIENTS_SHARE, PIDFD_SHARE = 1, 8, 2, 2
 # For peers without the token that send single bytes: a wake-up for each byte of a thousand such peers would occupy a
 # core. The first message of a peer with the token arrives whole.
 FIRST_PIECE_WAIT_S = 0.05
 
 
-class ProvenDials:
-    """A budget of connections of processes that have shown the token: five eighths of the files that may be open.
+def files_of(share: int) -> int:
+    """Return how many files a share is, in sixteenths of those that this process may open."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (MANY_FILES if files == resource.RLIM_INFINITY else files) * share // 16
 
-    The unproven ones have three eighths at most, and the processes of one job three quarters of this budget.
-    """
 
-    def __init__(self) -> None:
-        self._limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 5 // FILES_PER_UNPROVEN  # negative: without one
+class Proven:
+    """A budget of connections that have shown the token; those of one job have three quarters of it."""
+
+    def __init__(self, share: int) -> None:
+        self._most = files_of(share)
         self._jobs: weakref.WeakKeyDictionary[asyncio.StreamWriter, object] = weakref.WeakKeyDictionary()
 
-    def add(self, writer: asyncio.StreamWriter, job: object) -> None:
-        """Count a connection; raise ConnectionRefusedError where there are too many."""
-        if len(self._jobs) >= self._limit * 3 // 4 > 0:
+    def add(self, writer: asyncio.StreamWriter, job: object = None) -> None:
+        """Count a connection.
+
+        Raises:
+            ConnectionRefusedError: there are too many.
+        """
+        if len(self._jobs) >= self._most * 3 // 4:
             jobs = [of for one, of in self._jobs.items() if not one.is_closing()]
-            if len(jobs) >= self._limit or jobs.count(job) >= self._limit * 3 // 4:
-                raise ConnectionRefusedError("too many connections of its job")
+            if len(jobs) >= self._most:
+                raise ConnectionRefusedError(f"there are {self._most} connections already")
+            if job is not None and jobs.count(job) >= self._most * 3 // 4:
+                raise ConnectionRefusedError(f"its job has {len(jobs)} connections already")
         self._jobs[writer] = job
+
+    def describe(self) -> dict[str, int]:
+        """Return how many there are, and the most."""
+        return {"now": sum(not one.is_closing() for one in self._jobs), "most": self._most}
 
 
 class Unproven:
-    """A budget of connections that have not shown the token: beyond the limit the oldest one is closed.
-
-    The limit is MAX_UNPROVEN, or fewer where few files may be open.
-    """
+    """A budget of connections that have not shown the token: beyond the limit the oldest one is closed."""
 
     def __init__(self) -> None:
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        is_unlimited = files == resource.RLIM_INFINITY
-        self._limit = MAX_UNPROVEN if is_unlimited else min(MAX_UNPROVEN, max(16, files // FILES_PER_UNPROVEN))
+        self._limit = min(MAX_UNPROVEN, max(8, files_of(UNPROVEN_SHARE)))
         self._tasks: dict[asyncio.Task[Any], str] = {}  # oldest first
 
     @contextlib.contextmanager
