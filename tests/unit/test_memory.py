@@ -479,6 +479,19 @@ def test_hostile_snapshots(content: bytes, cause: str, tmp_path: Path) -> None:
     assert not Path("/tmp/raydebug-was-here").exists()
 
 
+def test_snapshot_larger_than_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot takes no more memory than its cgroup has free, and is refused with the reason."""
+    path = tmp_path / "large.pickle"
+    path.write_bytes(pickle.dumps([[{"size": number}] for number in range(200_000)]))
+    monkeypatch.setattr("raydebug.snapshot.gpu_memory.CGROUP", tmp_path)
+    (tmp_path / "memory.current").write_text("0\n")
+    for limit, cause in ((str(2**21), "MemoryError: reading it takes more than 2 MiB"), ("max", "TypeError")):
+        (tmp_path / "memory.max").write_text(limit)
+        with pytest.raises(RaydebugError) as refused:
+            read_gpu_snapshot(path)
+        assert cause in refused.value.cause
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [

@@ -118,6 +118,19 @@ def test_text_of_a_job_stays_text() -> None:
     assert "</script>" not in parsed.inline["script"][0]
 
 
+def test_secrets_in_the_record_of_somebody_else() -> None:
+    """What another raydebug, or none, has left in a record is hidden when it is shown: in each text, but an id."""
+    hidden = "hf_" + "aB3" * 12
+    document = json.loads(json.dumps(run_documents.failed_run()))
+
+    def put(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: put(one) for name, one in value.items()}
+        return [put(one) for one in value] if isinstance(value, list) else hidden if isinstance(value, str) else value
+
+    assert hidden not in run_page({**put(document), "kind": "run", "status": "failed"})
+
+
 WRONG: list[Any] = [None, 3, -1.0, math.nan, "x", True, [], {}, [None], [[]], [{}], {"x": None}, [[1, 2, 3, 4]]]
 
 

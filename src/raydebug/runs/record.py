@@ -10,11 +10,17 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_type_hints
 
-from raydebug.protocol.secrets import without_secret, without_secret_arguments, without_secrets
+from raydebug.protocol.secrets import (
+    scrubbed,
+    scrubbed_texts,
+    without_secret,
+    without_secret_arguments,
+    without_secrets,
+)
 from raydebug.trainers.trainer import StepMetrics
 
 RUN, CHECK = "run", "check"
@@ -108,8 +114,8 @@ class Run:
     gpus: Annotated[list[GpuLoad], _list_of(GpuLoad)] = field(default_factory=list)
     pauses: Annotated[list[Pause], _list_of(Pause)] = field(default_factory=list)
     findings: Annotated[list[dict[str, str]], _list_of_texts] = field(default_factory=list)
-    snapshots: Annotated[list[Mapping[str, Any]], _mappings] = field(default_factory=list)
-    deaths: Annotated[list[Mapping[str, Any]], _mappings] = field(default_factory=list)
+    snapshots: Annotated[list[Mapping[str, Any]], _documents] = field(default_factory=list)
+    deaths: Annotated[list[Mapping[str, Any]], _documents] = field(default_factory=list)
     log: Annotated[str, _text] = ""
     folder: Path = Path()
     document: Mapping[str, Any] = field(default_factory=dict)  # run.json as it is
@@ -203,6 +209,10 @@ def _mappings(value: object) -> list[Mapping[str, Any]]:
     return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
+def _documents(value: object) -> list[Any]:
+    return [scrubbed_texts(row) for row in _mappings(value)]
+
+
 def _list_of_texts(value: object) -> list[dict[str, str]]:
     return [_texts(row) for row in _mappings(value)]
 
@@ -220,8 +230,11 @@ def _text(value: object) -> str | None:
         return None
     text = str(value)
     if len(text) > MOST_TEXT:
-        return f"{text[:MOST_TEXT]} ... and {len(text) - MOST_TEXT:,} more characters"
-    return text
+        return f"{_scrubbed(text[:MOST_TEXT])} ... and {len(text) - MOST_TEXT:,} more characters"
+    return _scrubbed(text)  # again: the record may be of somebody else, or of an earlier raydebug
+
+
+_scrubbed = lru_cache(4096)(scrubbed)  # most texts of a record are there many times
 
 
 def _value(value: object) -> str | None:

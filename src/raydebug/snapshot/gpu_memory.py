@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from raydebug.errors import UsageError
 from raydebug.protocol.gpu_snapshot import summarize
 from raydebug.protocol.snapshot import GpuSummary, LiveLine
 
 MAX_BYTES = 4 * 2**30
-LEAST_MEMORY, OBJECT_BYTES = 2**28, 64  # of all, and of the objects that one byte of a pickle can make
+LEAST_MEMORY, OBJECT_BYTES = 2**28, 16  # of all, and for each byte of a pickle; torch's take 8
+CGROUP = Path("/sys/fs/cgroup")
 SHOWN = 12
 
 
@@ -46,15 +49,31 @@ def read_gpu_snapshot(path: Path) -> GpuSummary:
 
 @contextlib.contextmanager
 def _memory_of(size: int) -> Iterator[None]:
-    """Limit the memory that a pickle of so many bytes may take: some bytes can ask for all of the machine's."""
+    """Limit the memory that a pickle of so many bytes may take, to what is free: some bytes can ask for all of it.
+
+    Raises:
+        MemoryError: it takes more.
+    """
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    limit = pages * resource.getpagesize() + LEAST_MEMORY + size * OBJECT_BYTES
+    allowed = min(LEAST_MEMORY + size * OBJECT_BYTES, _free_bytes())
+    limit = pages * resource.getpagesize() + allowed
     resource.setrlimit(resource.RLIMIT_AS, (min(limit, before[0] if before[0] > 0 else limit), before[1]))
     try:
         yield
+    except MemoryError as error:
+        raise MemoryError(f"reading it takes more than {allowed / 2**20:,.0f} MiB") from error
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _free_bytes() -> int:
+    """Return how much memory this process may still take, of the machine's and of its cgroup's."""
+    free = psutil.virtual_memory().available
+    with contextlib.suppress(OSError, ValueError):  # without a limit
+        limit, used = (int((CGROUP / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
+        free = min(free, limit - used)
+    return max(0, free)
 
 
 def changes(now: GpuSummary, before: GpuSummary | None) -> list[tuple[LiveLine, int, int]]:

@@ -199,9 +199,9 @@ def _ray_worker() -> Any:
 
 
 def _ray_context() -> Any:
-    module = sys.modules.get("ray._private.worker")
+    ray_worker = getattr(sys.modules.get("ray._private.worker"), "global_worker", None)  # None also while it is imported
     is_fork = _ray_pid is not None and _ray_pid != os.getpid()
-    if module is None or not getattr(module.global_worker, "connected", False) or is_fork:
+    if not getattr(ray_worker, "connected", False) or is_fork:
         return None
     return _quietly(sys.modules["ray"].get_runtime_context)
 
