@@ -102,7 +102,7 @@ def failed_run() -> Document:
             "RAY_DEBUG": "1", "RAY_DEBUG_POST_MORTEM": "1", "VERL_PLATFORM": "cuda", "WANDB_API_KEY": "x" * 40,
             "NCCL_TIMEOUT": "86400", "VLLM_USE_V1": "1",
         },
-        "lock": {"flavour": "cuda", "sha256": "9f2c" * 16},
+        "lock": {"flavour": "cuda", "sha256": "sha256:" + "9f2c" * 16},
         "started": STARTED,
         "ended": STARTED + end,
         "status": "failed",

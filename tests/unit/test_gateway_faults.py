@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from gateway_under_test import PAUSES, TOKEN, GatewayUnderTest, open_gateway, visit
-from raydebug.client.gateway_client import fetch_pauses, request
+from raydebug.client import gateway_client
 from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.protocol import messages, node_facts, wire
 from raydebug.worker import dial_in
@@ -50,9 +50,9 @@ def test_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             beyond.settimeout(20)
             assert beyond.recv(10) == b""
         assert "refused: there are 64 connections already" in gateway.log
-        assert fetch_pauses(gateway) == []
+        assert gateway_client.fetch_pauses(gateway) == []
         clients = [open_ones.enter_context(contextlib.closing(proven_client(gateway))) for _ in range(15)]
-        limits = request(gateway, "GET", "/status")["limits"]
+        limits = gateway_client.request(gateway, "GET", "/status")["limits"]
         assert (limits["processes"], limits["clients"]) == ({"now": 64, "most": 64}, {"now": 16, "most": 16})
         assert limits["files"]["now"] <= limits["files"]["most"] == 128
         clients += [open_ones.enter_context(contextlib.closing(proven_client(gateway)))]
@@ -61,7 +61,7 @@ def test_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "client from 127.0.0.1 refused: there are 16 connections already" in gateway.log
         clients[0].close()
         time.sleep(0.5)
-        assert fetch_pauses(gateway) == []
+        assert gateway_client.fetch_pauses(gateway) == []
 
 
 def proven_client(gateway: GatewayUnderTest) -> socket.socket:

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import time
+import types
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +40,7 @@ class HostileProcess:
         self.send("hello", hello(mine))
         theirs = (await self.receive())["body"]["nonce"]
         proof = wire.proof(TOKEN, wire.AS_PROCESS, mine, theirs)
-        self.send("proof", {"proof": proof, "purpose": self._purpose, "process": self._about})
+        self.send("proof", {"proof": proof, "purpose": self._purpose, "process": {"secret": "own", **self._about}})
         return str((await self.receive())["event"])
 
     def send(self, event: str, body: Any) -> None:
@@ -222,6 +223,13 @@ def test_earlier_release(kind):
     for lacking in ("", *written):
         sent = {name: value for name, value in written.items() if name != lacking}
         assert records.read(sent, kind) == {name: value for name, value in sent.items() if value is not None}
+
+
+def test_process_that_is_importing_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a process imports Ray it can be described, as one that is not connected."""
+    monkeypatch.setitem(sys.modules, "ray._private.worker", types.ModuleType("ray._private.worker"))
+    assert worker_records.describe_process()["worker_id"] is None
+    assert worker_records.describe_work()["actor"] is None
 
 
 async def test_background_task_that_dies(caplog):

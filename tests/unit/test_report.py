@@ -20,6 +20,7 @@ import pytest
 
 import run_documents
 import runs
+import trace_files
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.state import Cluster
 from raydebug.jobs.recorder import Recorder
@@ -33,8 +34,10 @@ from raydebug.report.metrics import metric_names
 from raydebug.report.page import DARK, LIGHT, SERIES
 from raydebug.report.plot import Axis, ceiling, density, downsample, gaps, merge, stack
 from raydebug.report.waterfall import draw_spans, is_dense, phase_rows
-from raydebug.runs.folder import RunFolder
+from raydebug.report.write import write_report
+from raydebug.runs.folder import RunFolder, read_run
 from raydebug.runs.record import NODE, read_document
+from raydebug.runs.timeline import read_recorded
 
 
 def run_page(document: dict[str, Any]) -> str:
@@ -287,6 +290,38 @@ def test_memory_of_a_node() -> None:
     assert "memory of 2 processes: at most 1.95 GiB at once; all of the node 4.88 GiB" in row
     assert row.count('class="area') == 2
     assert row.count('class="curve whole"') == 1
+
+
+def test_memory_of_a_small_job() -> None:
+    """Beside a node with far more memory the scale is that of the run's processes; the node is said in words."""
+    sizes = {"a": 90, NODE: 9000}
+    memory = [{"process": name, "node": "n", "samples": [[0, mib], [9, mib]]} for name, mib in sizes.items()]
+    run = read_document({"memory": memory})
+    (row,) = memory_rows(run, Axis(run.length_s))
+    assert "100 MiB" in row
+    assert "all of the node 8.79 GiB" in row
+    assert "whole node 8.79 GiB" in row
+    assert "curve whole" not in row
+
+
+def test_page_of_a_plain_program(tmp_path: Path) -> None:
+    """A run without steps has a row for each of Ray's functions; its error is said once, its lock as it is."""
+    first = {"kind": "ValueError", "text": "no rows", "class": "user-code", "confidence": "likely",
+             "title": "ValueError in the program at a.py:3 f", "cause": "ValueError: no rows"}  # fmt: skip
+    document = {"status": "failed", "first_error": first, "lock": {"flavour": "core", "sha256": "sha256:9f2c"}}
+    folder = trace_files.run_folder(tmp_path / "r", [], document)
+    columns = ["task_id", "name", "worker_pid", "node_id", "start_time_ms", "end_time_ms"]
+    rows = [["t1", "weigh", 7, "n", 1_001_000, 1_041_000], ["t2", "weigh", 8, "n", 1_021_000, 1_061_000],
+            ["t3", "load", 8, "n", 1_000_500, 1_000_900]]  # fmt: skip
+    (folder / "tasks.json").write_text(json.dumps({"version": 1, "cut": False, "columns": columns, "rows": rows}))
+    run = read_run(folder)
+    page = write_report(run, recorded=read_recorded(run)).read_text()
+    text = Parsed(page).text
+    assert "weigh: from 1.00 s to 1m01s" in page
+    assert "1m00s60 %" in text
+    assert text.index("weigh") < text.index("load")
+    assert (text.count("ValueError"), text.count("no rows")) == (1, 1)
+    assert "core sha256:9f2c" in text
 
 
 def test_more_than_rows_and_colours() -> None:

@@ -374,6 +374,8 @@ def test_processes_without_ranks(tmp_path: Path) -> None:
     for pid in range(1, 8):
         write(tmp_path / "snapshots", crashed_reward(id=f"p{pid}", rank=None, pid=pid), f"p{pid}")
     assert name_processes(find_snapshots(f"{tmp_path}/")) == "Judge pid 1, 2, 3, 4 and 3 more"
+    write(tmp_path / "task" / "snapshots", crashed_reward(id="t", rank=None, pid=9, actor=None, task="weigh"), "t")
+    assert name_processes(find_snapshots(f"{tmp_path}/task/")) == "weigh pid 9"
 
 
 def test_a_damaged_one_does_not_hide_the_others(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,7 @@ def record(target: Target, outcomes: Sequence[Outcome], started: float) -> None:
     if failed:
         error = next(finding for finding in failed.findings if finding.severity == "error")
         first_error = {"kind": error.code, "text": error.what, "who": f"stage {failed.stage}", "place": ""}
-    flavour = cluster.flavour if cluster else ""
+    python = None if cluster is None or cluster.kind == "compose" else cluster.python
     moment = datetime.fromtimestamp(started).strftime("%H%M%S")  # noqa: DTZ006 - as the user's clock has it
     run = Run(
         kind=CHECK,
@@ -98,7 +98,7 @@ def record(target: Target, outcomes: Sequence[Outcome], started: float) -> None:
         command=without_secret_arguments(target.command),
         cluster={name: getattr(cluster, name) for name in ("name", "kind", "flavour", "debugger")} if cluster else {},
         profile=target.profile,
-        lock={"flavour": flavour, "sha256": digest_of(flavour)} if flavour else {},
+        lock={"flavour": cluster.flavour, "sha256": digest_of(cluster.flavour, python)} if cluster else {},
         started=started,
         ended=time.time(),
         status="failed" if failed else "succeeded",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from raydebug.runs.record import Run
+    from raydebug.runs.timeline import Recorded
 
 
 FOLLOWS_EVERY_S = 5.0
@@ -100,7 +101,7 @@ def _write(run: Run, output: Path | None, *, opens: bool, follow: bool) -> None:
 
     is_live = follow and run.status == "running"
     with render.waiting(f"making the page of {render.visible(run.id, keep='')}"):
-        path = write_report(run, output, slow_step=_slow_step(run), reload_s=FOLLOWS_EVERY_S if is_live else None)
+        path = write_report(run, output, recorded=_recorded(run), reload_s=FOLLOWS_EVERY_S if is_live else None)
     render.out(render.visible(str(path), keep=""))
     if opens:
         import webbrowser
@@ -113,16 +114,13 @@ def _write(run: Run, output: Path | None, *, opens: bool, follow: bool) -> None:
         _follow(run.folder, output)
 
 
-def _slow_step(run: Run) -> str:
-    """Return why the slowest step of a run was slow; empty if none was, or its spans cannot be read."""
+def _recorded(run: Run) -> Recorded | None:
+    """Return the spans and tasks of a run; None where they cannot be read."""
     from raydebug.runs.timeline import read_recorded
-    from raydebug.trace.why import slowest
 
-    try:
-        found = slowest(read_recorded(run))
-    except RaydebugError:
-        return ""
-    return found.text if found is not None else ""
+    with contextlib.suppress(RaydebugError):
+        return read_recorded(run)
+    return None
 
 
 def _follow(folder: Path, output: Path | None) -> None:
@@ -138,7 +136,7 @@ def _follow(folder: Path, output: Path | None) -> None:
                 break
             write_report(run, output, reload_s=FOLLOWS_EVERY_S)
     run = read_run(folder)
-    write_report(run, output, slow_step=_slow_step(run))
+    write_report(run, output, recorded=_recorded(run))
     render.say("the page is written for the last time, and stays as it is")
 
 

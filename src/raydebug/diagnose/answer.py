@@ -116,6 +116,7 @@ def headline(first: Mapping[str, str]) -> tuple[str, str]:
         return first.get("kind", ""), f": {first['text']}" if first.get("text") else ""
     title, cause, confidence = first["title"], first.get("cause", ""), first.get("confidence", EXACT)
     certainty = "" if confidence == EXACT else f", {confidence}"
+    cause = cause.removeprefix(f"{title.partition(' ')[0]}: ")  # ValueError in the program; ValueError: ...
     return title, f" ({first.get('class', '')}{certainty})" + (f"; {cause}" if cause and cause != title else "")
 
 

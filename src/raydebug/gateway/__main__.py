@@ -109,7 +109,7 @@ class Gateway:
 
     def _describe(self) -> dict[str, object]:
         """Return what GET /status has: background tasks, and how much is left of what limits connections."""
-        files = {"now": len(os.listdir("/proc/self/fd")), "most": files_of(16)}
+        files = {"now": len([*Path("/proc/self/fd").iterdir()]), "most": files_of(16)}
         limits = {"processes": self._proven.describe(), "clients": self._proven_clients.describe(), "files": files}
         return {"tasks": self.background.describe(), "limits": limits}
 

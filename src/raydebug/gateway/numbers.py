@@ -14,6 +14,7 @@ import os
 import time
 from collections import OrderedDict
 from pathlib import Path
+from typing import cast
 
 from raydebug.protocol.records import BreakpointSpec
 from raydebug.settings.files import atomic_write
@@ -90,7 +91,7 @@ class Numbers:
             return
         self._last[kind] = max(number, self._last[kind])
         if kind == BREAK and about:
-            self.breaks[f"b{number}"] = {**json.loads(about), "id": f"b{number}"}
+            self.breaks[f"b{number}"] = cast(BreakpointSpec, json.loads(about) | {"id": f"b{number}"})
         elif about:
             self._of_owner[about] = number
             if len(self._of_owner) > MAX_KNOWN:

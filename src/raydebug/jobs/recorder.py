@@ -69,7 +69,7 @@ class Recorder:
         folder = folder_of(about.get("entrypoint") or "")
         self._working_dir = None if folder is None else str(kind_of(cluster).runner().here(folder))
         self._profile = self._variables.get(variables.PROFILE)
-        self._lock = digest_of(cluster.flavour)
+        self._lock = digest_of(cluster.flavour, None if cluster.kind == "compose" else cluster.python)
         self._phases = Phases(self._started, trainer=_trainer_of(command, Path(self._working_dir or ".")))
         self._step_texts: dict[int, str] = {}
         self._memory = Memory(with_children=cluster.is_local)

@@ -43,6 +43,7 @@ class SnapshotSummary(TypedDict, total=False):
     rank: int | None
     pid: int
     actor: Name | None
+    task: Name | None
     at: float  # seconds since 1970
     same: Name  # equal for crashes of one kind: type of the exception and functions of its stack
 

@@ -77,6 +77,7 @@ def gpu_row(gpu: GpuLoad, axis: Axis) -> Markup:
 
 
 MOST_NODES = 8
+SCALED = 8  # a node with more times the memory of the run's processes does not set the scale
 _LETTERS = "ABCDEF"
 _ROOM = 0.1  # of a plot's height: smallest thickness of a band with a letter
 _COLUMNS_OF_A_LETTER = 12
@@ -99,8 +100,13 @@ class NodeMemory:
 
     @property
     def top(self) -> float:
-        """The highest value of its plot."""
-        return max(self.most, max((y for _, y in self.whole), default=0.0))
+        """The highest value of its plot: of the whole node, unless the run's processes were one pixel of it."""
+        return self.most if 0 < self.most * SCALED < self.whole_most else max(self.most, self.whole_most)
+
+    @property
+    def whole_most(self) -> float:
+        """The highest memory of the whole node."""
+        return max((y for _, y in self.whole), default=0.0)
 
 
 def memory_rows(run: Run, axis: Axis) -> list[Markup]:
@@ -138,8 +144,9 @@ def _node(name: str, found: Sequence[ProcessMemory], axis: Axis) -> NodeMemory:
 
 def _memory_row(node: NodeMemory, axis: Axis, high: float) -> Markup:
     shapes, letters = _bands(node, axis, high)
-    line = [draw_curve(axis, node.whole, 0.0, high, style)[-1] for style in ("halo", "whole")] if node.whole else []
-    most = units.mebibytes(max((y for _, y in node.whole), default=0.0))
+    is_drawn = node.whole and node.whole_most <= high
+    line = [draw_curve(axis, node.whole, 0.0, high, style)[-1] for style in ("halo", "whole")] if is_drawn else []
+    most = units.mebibytes(node.whole_most)
     whole = f"; all of the node {most}" if node.whole else ""
     count = units.counted(len(node.processes), "process", "processes")
     label = f"memory of {count}: at most {units.mebibytes(node.most)} at once{whole}"
@@ -147,7 +154,7 @@ def _memory_row(node: NodeMemory, axis: Axis, high: float) -> Markup:
     drawing = plot(axis, stretched(shapes, line), letters, scale, label=label, class_="curves")
     how = [
         [tag("b", units.mebibytes(node.most)), span("unit", "at most")] if node.processes else None,
-        span("range", f"whole node (line) {most}") if node.whole else None,
+        span("range", f"whole node{' (line)' if is_drawn else ''} {most}") if node.whole else None,
         _legend(node) if node.processes else None,
     ]
     what = ["memory", span("where", f" {node.name}") if node.name else None]

@@ -14,8 +14,17 @@ from raydebug.report import curves, units
 from raydebug.report.metrics import steps_section
 from raydebug.report.page import Child, Markup, facts, page, section, span, table_row, tag, wide_table
 from raydebug.report.plot import COLUMNS, Axis, covered, hatches, merge
-from raydebug.report.waterfall import bands, is_dense, pause_rows, phase_rows, rows_of, spans_of, timeline
-from raydebug.runs.record import RUN, Change, Pause, Run
+from raydebug.report.waterfall import (
+    bands,
+    is_dense,
+    pause_rows,
+    phase_rows,
+    rows_of,
+    spans_of,
+    task_rows,
+    timeline,
+)
+from raydebug.runs.record import RUN, Change, Pause, Phase, Run
 
 _MOST_READ = 2000  # phases that the program searches at each move of the cursor; with more, it shows none
 FEW = 12  # pauses that need no summary by place
@@ -38,6 +47,7 @@ def run_page(
     *,
     crashes: Sequence[Mapping[str, str]] = (),
     slow_step: str = "",
+    tasks: Sequence[Phase] = (),
     reload_s: float | None = None,
 ) -> str:
     """Return the page of a run; what it does not have is left out.
@@ -46,6 +56,7 @@ def run_page(
         run: from its record.
         crashes: what its snapshots are of (snapshot/load.py).
         slow_step: why its slowest step was slow (trace/why.py).
+        tasks: Ray's, of a program that is no training.
         folder: the relative path from the page to the run's folder, with a final slash; empty if the page is in it.
         reload_s: the page reads itself again after so many seconds; None for one that stays as it is.
     """
@@ -53,7 +64,7 @@ def run_page(
     parts = [
         _findings(run),
         _crashes(run.id, crashes),
-        _timeline(run, axis),
+        _timeline(run, tasks, axis),
         _pauses(run),
         steps_section(run, slow_step),
         _changes(run.changes, run.profile or "") if run.kind == RUN else None,  # a check changes nothing
@@ -64,9 +75,9 @@ def run_page(
     return page(title, _head(run, folder), tag("main", parts), data=data)
 
 
-def _timeline(run: Run, axis: Axis) -> Markup:
+def _timeline(run: Run, tasks: Sequence[Phase], axis: Axis) -> Markup:
     rows = [
-        *phase_rows(run, axis), *pause_rows(run, axis), *curves.step_row(run, axis),
+        *phase_rows(run, axis), *task_rows(tasks, axis), *pause_rows(run, axis), *curves.step_row(run, axis),
         *curves.memory_rows(run, axis), *(curves.gpu_row(gpu, axis) for gpu in run.gpus[: curves.MOST_GPUS]),
     ]  # fmt: skip
     if not rows:
@@ -162,9 +173,10 @@ def first_error(run: Run, folder: str) -> Markup | None:
         return tag("section", tag("h2", "First error"), tag("p", unknown, " ", link), class_="error")
     error = run.first_error
     what, rest = headline(error)
-    shown = f"{error.get('kind', '')}: {error.get('text', '')}"
+    said = error.get("text", "")
+    shown = f"{error.get('kind', '')}: {said}"
     return tag("section", tag("h2", "First error"), tag("p", tag("b", what), rest, class_="title"),
-               tag("p", tag("code", shown), class_="note") if "title" in error and shown not in what + rest else None,
+               tag("p", tag("code", shown), class_="note") if "title" in error and said not in what + rest else None,
                tag("p", origin(error), class_="note"),
                tag("p", link) if link else None, class_="error", aria_label="first error")  # fmt: skip
 
@@ -232,7 +244,7 @@ def _environment(run: Run) -> Markup:
     cluster = {"name": "cluster", "kind": "where", "flavour": "flavour", "debugger": "debugger"}
     known = [(word, run.cluster[key]) for key, word in cluster.items() if run.cluster.get(key)]
     if run.lock.get("sha256"):
-        known.append(("lock", f"{run.lock.get('flavour', '')} sha256:{run.lock['sha256']}".strip()))
+        known.append(("lock", f"{run.lock.get('flavour', '')} {run.lock['sha256']}".strip()))
     variables = facts(((tag("code", name), run.variables[name]) for name in sorted(run.variables)), "facts variables")
     command = tag("pre", tag("code", " \\\n  ".join(command_lines(run.command))))
     return section(

@@ -22,7 +22,7 @@ from raydebug.report.plot import (
 )  # fmt: skip
 from raydebug.runs.record import Pause, Phase, Run
 
-MOST_ROWS = 40  # of phases by name; further ones are one sum
+MOST_ROWS, MOST_TASKS = 40, 20  # of phases by name, whose further ones are one sum; of tasks by name
 KINDS = {
     "breakpoint": "at breakpoints",
     "post-mortem": "at crashes",
@@ -123,7 +123,13 @@ def phase_rows(run: Run, axis: Axis) -> list[Markup]:
     return shown
 
 
-def _phase_row(row: Row, axis: Axis, name: str) -> Markup:
+def task_rows(tasks: Sequence[Phase], axis: Axis) -> list[Markup]:
+    """Return a row for each function or method that Ray has run, the longest ones; several may run at once."""
+    rows = sorted(rows_of(tasks, axis.length), key=lambda row: -row.took_s)[:MOST_TASKS]
+    return [_phase_row(row, axis, row.name, covered(row.spans)) for row in rows]
+
+
+def _phase_row(row: Row, axis: Axis, name: str, took_s: float | None = None) -> Markup:
     def text(bar: Interval) -> tuple[str, str]:
         is_open = row.is_open and bar[1] >= axis.length
         words = f"{name}: {span_words(bar)} to {units.since_start(bar[1])}"
@@ -134,7 +140,7 @@ def _phase_row(row: Row, axis: Axis, name: str) -> Markup:
     drawing = plot(axis, draw_spans(row.spans, axis, text), label=label, class_="bar")
     what = [name, times(len(row.spans)) if len(row.spans) > 1 else None]
     state = span("state", " not ended") if row.is_open else None
-    return track([*what, state], drawing, took(row.took_s, axis.length))
+    return track([*what, state], drawing, took(row.took_s if took_s is None else took_s, axis.length))
 
 
 def took(part_s: float, whole_s: float) -> list[Markup]:

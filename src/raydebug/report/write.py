@@ -8,15 +8,25 @@ from pathlib import Path
 from raydebug.errors import UsageError
 from raydebug.report.run import run_page
 from raydebug.runs.folder import SNAPSHOTS
-from raydebug.runs.record import Run
+from raydebug.runs.record import Phase, Run
+from raydebug.runs.timeline import Recorded
 from raydebug.settings.files import atomic_write, write_named
 from raydebug.snapshot.load import describe_groups, find_snapshots
+from raydebug.trace.why import slowest
 
 PAGE = "report.html"
 
 
-def write_report(run: Run, output: Path | None = None, *, slow_step: str = "", reload_s: float | None = None) -> Path:
+def write_report(
+    run: Run, output: Path | None = None, *, recorded: Recorded | None = None, reload_s: float | None = None
+) -> Path:
     """Write the page of a run (run_page), by default into its folder, and return its path, which is absolute.
+
+    Args:
+        run: from its record.
+        output: the file of the page.
+        recorded: what its processes did: why its slowest step was slow; without steps, its tasks.
+        reload_s: for a page that is written again.
 
     Raises:
         RaydebugError: the file cannot be written.
@@ -25,9 +35,19 @@ def write_report(run: Run, output: Path | None = None, *, slow_step: str = "", r
     path = (output or folder / PAGE).absolute()
     crashes = describe_groups(find_snapshots(str(folder))) if (folder / SNAPSHOTS).is_dir() else []
     way = os.path.relpath(folder.resolve(), path.parent.resolve())  # from the page to the folder of the run
-    page = run_page(run, "" if way == "." else f"{way}/", crashes=crashes, slow_step=slow_step, reload_s=reload_s)
+    slow = None if recorded is None else slowest(recorded)
+    page = run_page(
+        run, "" if way == "." else f"{way}/", crashes=crashes, slow_step=slow.text if slow else "",
+        tasks=[] if recorded is None or run.steps else _tasks(recorded), reload_s=reload_s,
+    )  # fmt: skip
     fix = "name a file that can be: `raydebug report --output FILE`"
     return write_page(path, page, named=output is not None, fix=fix)
+
+
+def _tasks(recorded: Recorded) -> list[Phase]:
+    start = recorded.start
+    tasks = sorted((task for process in recorded.processes for task in process.tasks), key=lambda task: task.start)
+    return [Phase(name=task.name, start_s=max(0.0, task.start - start), end_s=task.end - start) for task in tasks]
 
 
 def write_page(path: Path, page: str, *, named: bool, fix: str) -> Path:

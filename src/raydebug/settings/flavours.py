@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import re
 import shlex
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -172,10 +173,19 @@ def read_lock(path: Path) -> Lock:
     )
 
 
-def digest_of(flavour: str) -> str:
-    """Return the digest of a flavour's lock as it lies there; empty where it cannot be read."""
+def digest_of(flavour: str, python: str | None) -> str:
+    """Return the digest of the lock that an environment was made from; empty where it has other packages, or may have.
+
+    Args:
+        flavour: one of FLAVOURS.
+        python: the environment's, of which only this one is known; None for an image.
+    """
     with contextlib.suppress(RaydebugError):
-        return read_lock(environment_dir() / f"{flavour}.lock").body_now
+        lock = read_lock(environment_dir() / f"{flavour}.lock")
+        found = (folder for path in sys.path for folder in Path(path).glob("*.dist-info"))
+        there = {normalise(folder.stem) for folder in found}  # reading their metadata takes 4 ms for each
+        wanted = {normalise(f"{name}-{version}") for name, version in lock.pins.items() if name not in lock.elsewhere}
+        return lock.body_now if python is None or (python == sys.executable and wanted <= there) else ""
     return ""
 
 

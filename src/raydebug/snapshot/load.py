@@ -108,6 +108,8 @@ def group_same(found: Sequence[SnapshotFile]) -> list[list[SnapshotFile]]:
 def name_processes(same: Sequence[SnapshotFile]) -> str:
     """Return which processes a group of snapshots is of: `WorkerDict ranks 0-3,7`, or their process ids."""
     actor = (same[0].summary.get("actor") or "").partition(" ")[0]
+    if not actor and len({snapshot.summary.get("task") for snapshot in same}) == 1:
+        actor = same[0].summary.get("task") or ""
     if ranks := {rank for snapshot in same if (rank := snapshot.summary.get("rank")) is not None}:
         return name_ranks(ranks, actor)
     pids = sorted({snapshot.summary.get("pid", 0) for snapshot in same})

@@ -121,7 +121,7 @@ def describe_pause(
         "rank": rank(),
         "job_id": _get(context, "job_id") if context else inherited.get("job_id"),
         "task_id": _get(context, "task_id"),
-        "task": _quietly(lambda: _short(scrubbed(_get(context, "task_name")), MAX_NAME)),
+        "task": task_name(),
         "attempt": _quietly(attempt) if context else None,
         "actor_id": _get(context, "actor_id") if context else inherited.get("actor_id"),
         "actor": _quietly(lambda: _actor_name(context)) if context else inherited.get("actor"),
@@ -143,6 +143,12 @@ def describe_work() -> Work:
         "actor_id": _get(context, "actor_id"),
         "actor": _quietly(lambda: _actor_name(context)) if context else None,
     }
+
+
+def task_name() -> str | None:
+    """Return the name of the task that this thread runs; None if it runs none."""
+    name = _get(_ray_context(), "task_name")
+    return _short(scrubbed(name), MAX_NAME) if name else None
 
 
 def _title() -> str:
@@ -199,7 +205,8 @@ def _ray_worker() -> Any:
 
 
 def _ray_context() -> Any:
-    ray_worker = getattr(sys.modules.get("ray._private.worker"), "global_worker", None)  # None also while it is imported
+    # While the module is imported, it has none yet.
+    ray_worker = getattr(sys.modules.get("ray._private.worker"), "global_worker", None)
     is_fork = _ray_pid is not None and _ray_pid != os.getpid()
     if not getattr(ray_worker, "connected", False) or is_fork:
         return None

@@ -162,6 +162,7 @@ def summarize(error: BaseException | None, frames: list[_Place], kind: str) -> S
         "rank": rank,
         "pid": os.getpid(),
         "actor": records.describe_work()["actor"],
+        "task": records.task_name(),
         "at": time.time(),
         "same": f"{zlib.crc32(f'{name}|{functions}'.encode('utf-8', 'replace')):08x}",
     }
