@@ -17,6 +17,7 @@ from raydebug.gateway import pause_lifecycle
 from raydebug.gateway.board import Board, Pause
 from raydebug.gateway.kept import KeptPerJob
 from raydebug.gateway.listener import PROCESSES_SHARE, Proven
+from raydebug.gateway.numbers import Numbers
 from raydebug.gateway.pause_lifecycle import Expiry
 from raydebug.gateway.processes import Process
 from raydebug.protocol import messages
@@ -50,7 +51,7 @@ def a_process(instance: str = "i1") -> Process:
 
 async def test_assigned_pause_is_attached() -> None:
     """A pause is `waiting` until it is assigned, then `attached` to that client alone."""
-    board, client = Board(), FakeClient()
+    board, client = Board(Numbers()), FakeClient()
     pause = paused(board, a_process())
     assert (board.describe(pause)["state"], board.is_free(pause)) == ("waiting", True)
     board.assign(pause, client)
@@ -61,7 +62,7 @@ async def test_assigned_pause_is_attached() -> None:
 
 async def test_released_pause_wakes_the_next_client() -> None:
     """A client that waits for any pause gets the one that another client releases."""
-    board, client = Board(), FakeClient()
+    board, client = Board(Numbers()), FakeClient()
     pause = paused(board, a_process())
     board.assign(pause, client)
     waiting = asyncio.ensure_future(board.next_waiting())
@@ -74,7 +75,7 @@ async def test_released_pause_wakes_the_next_client() -> None:
 
 async def test_client_keeps_its_process_after_a_resume() -> None:
     """A client whose pause was resumed gets the next pause of the same process, and of no other."""
-    board, client, process, other = Board(), FakeClient(), a_process(), a_process("i2")
+    board, client, process, other = Board(Numbers()), FakeClient(), a_process(), a_process("i2")
     first = paused(board, process)
     board.assign(first, client)
     assert board.next_for(process) is None
@@ -88,7 +89,7 @@ async def test_client_keeps_its_process_after_a_resume() -> None:
 
 async def test_late_confirmation_ends_no_later_stop() -> None:
     """The confirmation of a resume that arrives after the thread's next stop ends nothing."""
-    board = Board()
+    board = Board(Numbers())
     pause = paused(board, a_process())
     stop, pause.stopped = pause.stopped, {"threadId": 1, "reason": "step"}
     board.resumed(pause, stop, reason="it was continued")
@@ -98,7 +99,7 @@ async def test_late_confirmation_ends_no_later_stop() -> None:
 
 async def test_claimed_pause_goes_to_its_request_once() -> None:
     """A pause with a request's number is handed to that request, once; further claims displace the oldest ones."""
-    board, taken = Board(), list[Pause]()
+    board, taken = Board(Numbers()), list[Pause]()
     board.claim("r1", taken.append)
     pause = paused(board, a_process(), request="r1")
     take = board.claimed(pause)
@@ -112,7 +113,7 @@ async def test_claimed_pause_goes_to_its_request_once() -> None:
 
 async def test_end_of_a_pause_frees_its_thread() -> None:
     """An ended pause leaves the list, its thread and its client; the thread's next pause is another one."""
-    board, client, process = Board(), FakeClient(), a_process()
+    board, client, process = Board(Numbers()), FakeClient(), a_process()
     first = paused(board, process)
     board.assign(first, client)
     board.end(first, "its thread ended")
@@ -125,7 +126,7 @@ async def test_end_of_a_pause_frees_its_thread() -> None:
 
 async def test_reserved_pause_is_not_offered() -> None:
     """A pause that a request has reserved is not the next one of a waiting client."""
-    board = Board()
+    board = Board(Numbers())
     pause = paused(board, a_process())
     pause.reserved = True
     assert not board.is_free(pause)
@@ -135,7 +136,7 @@ async def test_reserved_pause_is_not_offered() -> None:
 
 async def test_fields_of_a_listed_pause() -> None:
     """A pause has all fields that docs/02-attach.md shows, null where its process has sent none, and no others."""
-    board = Board()
+    board = Board(Numbers())
     about = board.describe(board.begin(Process({"pid": 41}), 1, read({"kind": "breakpoint", "nth": 1}, PauseRecord)))
     page = (Path(__file__).parents[2] / "docs/02-attach.md").read_text()
     example = page.partition("## `raydebug paused --json`")[2].partition("```json\n")[2].partition("```")[0]
@@ -145,7 +146,7 @@ async def test_fields_of_a_listed_pause() -> None:
 
 async def test_pause_that_is_reported_again() -> None:
     """A pause whose process dials in again has its number again; no two pauses have one."""
-    board = Board()
+    board = Board(Numbers())
     pause = paused(board, a_process(), nth=1)
     board.end(pause, "out of reach")
     again = a_process()
@@ -159,7 +160,7 @@ async def test_pause_that_is_reported_again() -> None:
 
 async def test_clock_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wall clock that is set two hours ahead makes no pause older, and resumes none before its limit."""
-    board, real = Board(), time.time
+    board, real = Board(Numbers()), time.time
     monkeypatch.setattr(pause_lifecycle, "CHECK_EVERY_S", 0.0)
     pause = paused(board, a_process())
     resumed = []
@@ -186,7 +187,7 @@ async def test_a_job_takes_no_room_of_others(monkeypatch: pytest.MonkeyPatch) ->
     for number, job in enumerate(["ended", "lives", *5 * ["floods"], *"abcdefgh"]):
         kept.add(job, number, 3)
     assert [kept.of_job(job) for job in ("lives", "floods", "ended", "h")] == [[1], [5, 6], [], []]
-    board, flood = Board(), Process({"pid": 1, "job": "floods", "instance": "x"})
+    board, flood = Board(Numbers()), Process({"pid": 1, "job": "floods", "instance": "x"})
     events = pause_lifecycle.ProcessEvents(flood, board)
     monkeypatch.setattr(boards, "MAX_BYTES", 400_000)
     monkeypatch.setattr(Process, "top_frame", lambda *_: asyncio.sleep(0, {}))

@@ -296,7 +296,7 @@ def test_process_that_names_another_job(gateway: GatewayUnderTest) -> None:
 
 async def test_spans_of_a_process_that_answers_late():
     """Late spans are given to who asks next; beyond the limit the oldest are counted for the recorder of their job."""
-    control, channel = Control(), ControlChannel({"pid": 4, "job": "j"}, Wire())
+    control, channel = Control(Numbers()), ControlChannel({"pid": 4, "job": "j"}, Wire())
     control.channels.add(channel)
     (silent,) = await control.ask(SPANS, {}, {"job": "j"}, 0.01)
     assert silent["state"] == "silent"

@@ -25,6 +25,7 @@ from raydebug.errors import RaydebugError
 from raydebug.gateway.board import Board
 from raydebug.gateway.channel import ControlChannel
 from raydebug.gateway.control import Control
+from raydebug.gateway.numbers import Numbers
 from raydebug.gateway.pause_requests import PauseRequests
 from raydebug.worker import thread_callback
 from simulated_processes import Peer
@@ -348,7 +349,7 @@ async def test_request_of_an_earlier_gateway():
     channel = ControlChannel({"pid": 4}, peer)
     names: list[str] = []
     for number in range(2):
-        asking = asyncio.ensure_future(PauseRequests(Control(), Board())._request(channel, print))
+        asking = asyncio.ensure_future(PauseRequests(Control(Numbers()), Board(Numbers()))._request(channel, print))
         while len(names) == number:
             await asyncio.sleep(0)
             names = [asked["arguments"]["request"] for asked in peer.asked if asked.get("command") == "pause"]

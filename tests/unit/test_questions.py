@@ -26,6 +26,7 @@ from raydebug.gateway.board import Board
 from raydebug.gateway.channel import ControlChannel, NoAnswer
 from raydebug.gateway.client_requests import Refused
 from raydebug.gateway.control import Control
+from raydebug.gateway.numbers import Numbers
 from raydebug.gateway.pause_requests import PauseRequests, describe_location
 from raydebug.gateway.processes import Process
 from raydebug.protocol import messages, questions, records, wire
@@ -173,9 +174,9 @@ async def asked_of(peer: Peer, name: str) -> wire.Message:
 @pytest.mark.timeout(30)
 async def test_a_process_that_changes_its_instance(channel: ControlChannel, peer: Peer) -> None:
     """A process that names another instance while a client waits for its pause blocks no later request."""
-    control = Control()
+    control = Control(Numbers())
     control.channels.add(channel)
-    pause_requests = PauseRequests(control, Board())
+    pause_requests = PauseRequests(control, Board(Numbers()))
     (pausing,) = await begin(pause_requests.pause("pid:1", "a test", print))
     channel.take(wire.response(1, await asked_of(peer, "describe"), {"pid": 1, "instance": "a"}))
     asked = await asked_of(peer, "pause")
@@ -193,7 +194,7 @@ async def test_snapshot_of_a_pause(
 ) -> None:
     """A snapshot that the gateway has is returned after the answer; an answer alone is none."""
     monkeypatch.setattr(snapshots, "PAUSE_S", 3600.0)
-    board, control, kept = Board(), Control(), snapshots.Snapshots()
+    board, control, kept = Board(Numbers()), Control(Numbers()), snapshots.Snapshots()
     channel.about.update(instance="a", job="j1")
     control.channels.add(channel)
     pause = board.begin(Process({"pid": 1, "instance": "a"}), 3, records.read({}, records.PauseRecord))

@@ -16,7 +16,7 @@ import pytest
 from gateway_fuzzer import hello
 from gateway_under_test import TOKEN, GatewayUnderTest
 from raydebug.client.gateway_client import describe_failed_tasks, fetch_pauses, fetch_processes, fetch_stacks
-from raydebug.gateway.background import Background
+from raydebug.gateway.background import keep_running
 from raydebug.protocol import records, wire
 from raydebug.protocol.records import BadRecord
 from raydebug.worker import records as worker_records
@@ -234,7 +234,7 @@ def test_process_that_is_importing_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_background_task_that_dies(caplog):
     """A background task of the gateway that dies is restarted with back-off, and reported with its reason."""
-    background, ran = Background(first_wait_s=0.01), []
+    task, ran = {"name": "expiry", "state": "running", "restarts": 0, "reason": None}, []
 
     async def fail() -> None:
         ran.append(len(ran))
@@ -243,10 +243,10 @@ async def test_background_task_that_dies(caplog):
         await asyncio.Event().wait()
 
     with caplog.at_level(logging.ERROR, logger="raydebug.gateway"):
-        background.start("expiry", fail)
+        running = asyncio.ensure_future(keep_running(task, fail, 0.01))
         while len(ran) < 4:
             await asyncio.sleep(0.01)
-    (task,) = background.describe()
+    running.cancel()
     assert (task["name"], task["state"], task["restarts"]) == ("expiry", "running", 3)
     assert task["reason"].startswith("ValueError: number 3 (test_records.py:")
     waits = [record.getMessage().rpartition("in ")[2] for record in caplog.records]

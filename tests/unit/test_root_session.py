@@ -10,6 +10,7 @@ from gateway_under_test import TOKEN, GatewayUnderTest
 from raydebug.dap import RequestFailed
 from raydebug.gateway.board import Board
 from raydebug.gateway.client_requests import Refused
+from raydebug.gateway.numbers import Numbers
 from raydebug.gateway.processes import Process
 from raydebug.gateway.root_session import RootSession, child_configuration, read_ranks
 from raydebug.protocol.messages import COPIES
@@ -329,7 +330,7 @@ def test_way_of_a_session(arguments, where):
 
 async def test_pause_that_dials_in_again():
     """The editor opens a session again for a pause that was lost and is reported again with its number."""
-    board, asked = Board(), []
+    board, asked = Board(Numbers()), []
 
     class To:
         def answer(self, message, body=None) -> None: ...

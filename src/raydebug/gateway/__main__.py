@@ -13,13 +13,12 @@ import signal
 import socket
 import sys
 import weakref
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.gateway import logs
-from raydebug.gateway.background import Background
+from raydebug.gateway.background import keep, keep_running
 from raydebug.gateway.board import Board
 from raydebug.gateway.client import AUTHENTICATION_TIMEOUT_S, MAX_UNPROVEN_BYTES, Client, Services
 from raydebug.gateway.control import Control
@@ -30,6 +29,7 @@ from raydebug.gateway.listener import (
     PROCESSES_SHARE,
     Listener,
     Pieces,
+    Place,
     Proven,
     Unproven,
     files_of,
@@ -43,6 +43,7 @@ from raydebug.gateway.processes import Process
 from raydebug.gateway.snapshots import Snapshots
 from raydebug.gateway.throttle import AuthThrottle
 from raydebug.protocol import client_handshake, messages, variables, wire
+from raydebug.protocol.listings import GatewayTask
 from raydebug.protocol.lost_peers import watch_peer
 
 log = logging.getLogger("raydebug.gateway")
@@ -57,29 +58,21 @@ PROOF_TIMEOUT_S = 5.0
 UNACKNOWLEDGED_S = 6.0
 
 
-@dataclass(frozen=True)
-class Ports:
-    """Where the gateway listens; port 0 takes any free one. A descriptor is a socket that listens there already."""
-
-    host: str
-    client_port: int
-    dial_host: str
-    dial_port: int
-    client_fd: int | None = None
-    dial_fd: int | None = None
-
-
 class Gateway:
-    """The server of one cluster."""
+    """The server of one cluster.
 
-    def __init__(
-        self, token: str, pause_limit_s: float = LIMIT_S, hosts: tuple[str, ...] = (), numbers: Numbers | None = None
-    ) -> None:
-        numbers = numbers or Numbers()
+    Args:
+        token: the cluster's.
+        pause_limit_s: of a pause without a debugger; 0 for none.
+        hosts: that HTTP requests may name, beside loopback and the address where it listens.
+        numbers: those of the cluster.
+    """
+
+    def __init__(self, token: str, pause_limit_s: float, hosts: tuple[str, ...], numbers: Numbers) -> None:
         self.board = Board(numbers)
         self.control = Control(numbers)
         self.snapshots = Snapshots(self.control.living_jobs)
-        self.background = Background()
+        self._tasks: list[GatewayTask] = [{"name": "expiry", "state": "running", "restarts": 0, "reason": None}]
         self._hosts = hosts
         self._services = Services(token, self.board, PauseRequests(self.control, self.board), AuthThrottle())
         self._http = HttpApi(self._services, self.control, self.snapshots, self._describe)
@@ -91,27 +84,24 @@ class Gateway:
         # Separate budgets: connections that send single bytes cannot displace a client whose first message is whole.
         self._silent, self._unproven, self._unproven_dials = Unproven(), Unproven(), Unproven()
 
-    async def start(self, ports: Ports) -> Ports:
-        """Listen, and return the ports as they are.
+    def start(self, at: Place, dial_at: Place) -> None:
+        """Listen for clients, and for processes.
 
         Raises:
             OSError: a port is taken.
         """
-        clients = Listener(ports.host, ports.client_port, self._accept_client, ports.client_fd)
-        dials = Listener(ports.dial_host, ports.dial_port, self._accept_process, ports.dial_fd)
+        clients, dials = Listener(at, self._accept_client), Listener(dial_at, self._accept_process)
         self._listeners = (clients, dials)
-        self._http.allow_hosts((ports.host, *self._hosts))
-        self._http.dial = "" if ports.dial_host in ("0.0.0.0", "::") else f"{ports.dial_host}:{dials.port}"
-        self.background.start("expiry", self._expiry.watch)
-        host, dial_host = ports.host, ports.dial_host
-        log.info("listening: clients on %s:%d, processes on %s:%d", host, clients.port, dial_host, dials.port)
-        return Ports(host, clients.port, dial_host, dials.port)
+        self._http.allow_hosts((at.host, *self._hosts))
+        self._http.dial = "" if dial_at.host in ("0.0.0.0", "::") else f"{dial_at.host}:{dials.port}"
+        keep(keep_running(self._tasks[0], self._expiry.watch))
+        log.info("listening: clients on %s:%d, processes on %s:%d", at.host, clients.port, dial_at.host, dials.port)
 
     def _describe(self) -> dict[str, object]:
         """Return what GET /status has: background tasks, and how much is left of what limits connections."""
         files = {"now": len([*Path("/proc/self/fd").iterdir()]), "most": files_of(16)}
         limits = {"processes": self._proven.describe(), "clients": self._proven_clients.describe(), "files": files}
-        return {"tasks": self.background.describe(), "limits": limits}
+        return {"tasks": self._tasks, "limits": limits}
 
     async def _accept_client(self, connection: socket.socket, peer: str) -> None:
         with self._silent.holding(peer):
@@ -204,17 +194,13 @@ async def _first_message(connection: socket.socket, data: bytes = b"") -> bytes:
     return data
 
 
-async def serve(token: str, ports: Ports, pause_limit_s: float, hosts: tuple[str, ...], numbers: Numbers) -> None:
-    """Run a gateway until SIGTERM or SIGINT.
-
-    A limit of 0 is none. HTTP requests may use `hosts`, beside loopback and the address where it listens.
-    """
+async def serve(gateway: Gateway, at: Place, dial_at: Place) -> None:
+    """Run a gateway until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    gateway = Gateway(token, pause_limit_s, hosts, numbers)
-    await gateway.start(ports)
+    gateway.start(at, dial_at)
     await stop.wait()
 
 
@@ -243,11 +229,10 @@ def main() -> int:
     raise_file_limit()
     token = Path(os.environ[variables.TOKEN_PATH]).read_text(encoding="ascii").strip()
     try:
-        ports = Ports(
-            options.host, options.client_port, options.dial_host, options.dial_port, options.client_fd, options.dial_fd
-        )
         hosts = tuple(name.strip() for name in options.allowed_hosts.split(","))
-        asyncio.run(serve(token, ports, options.pause_limit_s, hosts, Numbers(options.numbers_file)))
+        gateway = Gateway(token, options.pause_limit_s, hosts, Numbers(options.numbers_file))
+        at = Place(options.host, options.client_port, options.client_fd)
+        asyncio.run(serve(gateway, at, Place(options.dial_host, options.dial_port, options.dial_fd)))
     except OSError as error:
         log.error("%s", error)
         return 3

@@ -27,42 +27,25 @@ def keep(work: Coroutine[Any, Any, Any]) -> None:
     task.add_done_callback(_kept.discard)
 
 
-class Background:
-    """Runs tasks, and restarts those that die.
+async def keep_running(task: GatewayTask, run: Callable[[], Awaitable[None]], wait_s: float = FIRST_WAIT_S) -> None:
+    """Run a background task for as long as the gateway lives, and note in `task` what becomes of it.
 
-    Args:
-        first_wait_s: wait before the first restart; doubled for each further one, up to a minute.
+    After it has died it is restarted after `wait_s`, doubled each time, up to a minute.
     """
-
-    def __init__(self, first_wait_s: float = FIRST_WAIT_S) -> None:
-        self._first_wait_s = first_wait_s
-        self._tasks: list[GatewayTask] = []
-        self._running: set[asyncio.Task[None]] = set()
-
-    def start(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run a coroutine function for as long as the gateway lives."""
-        self._tasks.append({"name": name, "state": "running", "restarts": 0, "reason": None})
-        self._running.add(asyncio.ensure_future(self._keep(self._tasks[-1], run)))
-
-    def describe(self) -> list[GatewayTask]:
-        """Return each task: `name`, `state` (`running`, `restarting`), `restarts`, and the last `reason`."""
-        return self._tasks
-
-    async def _keep(self, task: GatewayTask, run: Callable[[], Awaitable[None]]) -> None:
-        wait_s = self._first_wait_s
-        while True:
-            began = time.monotonic()
-            try:
-                await run()
-                task["reason"] = "it returned"
-            except Exception as error:  # noqa: BLE001 - whatever it was: without the task pauses would never expire
-                last = traceback.extract_tb(error.__traceback__)[-1]
-                place = f"{last.filename.rpartition('/')[2]}:{last.lineno} {last.name}"
-                task["reason"] = f"{type(error).__name__}: {error} ({place})"[:MAX_REASON]
-            if time.monotonic() - began >= RESET_AFTER_S:
-                wait_s = self._first_wait_s
-            log.error("background task '%s' died: %s; it is restarted in %g s", task["name"], task["reason"], wait_s)
-            task["state"] = "restarting"
-            await asyncio.sleep(wait_s)
-            task["state"], task["restarts"] = "running", task["restarts"] + 1
-            wait_s = min(wait_s * 2, MOST_WAIT_S)
+    first_wait_s = wait_s
+    while True:
+        began = time.monotonic()
+        try:
+            await run()
+            task["reason"] = "it returned"
+        except Exception as error:  # noqa: BLE001 - whatever it was: without the task pauses would never expire
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{last.filename.rpartition('/')[2]}:{last.lineno} {last.name}"
+            task["reason"] = f"{type(error).__name__}: {error} ({place})"[:MAX_REASON]
+        if time.monotonic() - began >= RESET_AFTER_S:
+            wait_s = first_wait_s
+        log.error("background task '%s' died: %s; it is restarted in %g s", task["name"], task["reason"], wait_s)
+        task["state"] = "restarting"
+        await asyncio.sleep(wait_s)
+        task["state"], task["restarts"] = "running", task["restarts"] + 1
+        wait_s = min(wait_s * 2, MOST_WAIT_S)

@@ -64,14 +64,10 @@ class _Hold(NamedTuple):
 
 
 class Board:
-    """All pauses, oldest first, with their clients.
+    """All pauses, oldest first, with their clients."""
 
-    Args:
-        numbers: those of the cluster; None: from the clock.
-    """
-
-    def __init__(self, numbers: Numbers | None = None) -> None:
-        self._numbers = numbers or Numbers()
+    def __init__(self, numbers: Numbers) -> None:
+        self._numbers = numbers
         self._pauses: OrderedDict[str, Pause] = OrderedDict()
         self._by_thread: dict[Process, dict[int, Pause]] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()

@@ -50,9 +50,9 @@ class Client:
         services: Services,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        on_proven: Callable[[], None] = lambda: None,
+        on_proven: Callable[[], None],
         *,
-        has_proved: bool = False,
+        has_proved: bool,
     ) -> None:
         self._services = services
         self._board = services.board

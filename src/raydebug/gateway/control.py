@@ -116,17 +116,12 @@ class Choice(TypedDict, total=False):
 
 
 class Control:
-    """All control channels, and all breakpoints that were set from outside.
+    """All control channels, and all breakpoints that were set from outside."""
 
-    Args:
-        numbers: those of the cluster; None: from the clock.
-    """
-
-    def __init__(self, numbers: Numbers | None = None) -> None:
+    def __init__(self, numbers: Numbers) -> None:
         self.channels: set[ControlChannel] = set()
         self._of_instance: weakref.WeakValueDictionary[str, ControlChannel] = weakref.WeakValueDictionary()
-        self._numbers = numbers or Numbers()
-        self._breaks = self._numbers.breaks
+        self._numbers, self._breaks = numbers, numbers.breaks
         # What processes say as they end, and too late, until their recorder asks; nobody does for a run without one.
         self._last_spans: list[tuple[ControlChannel, SpansRecord]] = []
         self._lost_spans: dict[str | None, tuple[ControlChannel, SpansRecord]] = {}  # by job: how many of them

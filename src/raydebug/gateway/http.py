@@ -90,9 +90,9 @@ class HttpApi:
         first: bytes,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        on_proven: Callable[[], None] = lambda: None,
+        on_proven: Callable[[], None],
         *,
-        is_proven: bool = False,
+        is_proven: bool,
     ) -> None:
         """Answer one HTTP request and close.
 

@@ -13,7 +13,7 @@ import resource
 import socket
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from raydebug.gateway.background import keep
 
@@ -97,12 +97,22 @@ class Unproven:
             proven()
 
 
+class Place(NamedTuple):
+    """Where to listen; port 0 takes any free one.
+
+    `fd` is a socket that listens there already, of the supervisor, which keeps the port while no gateway runs.
+    """
+
+    host: str
+    port: int
+    fd: int | None
+
+
 class Listener:
     """Accepts the connections of one port.
 
     Args:
-        host, port: where to listen; port 0 takes any free one.
-        fd: a socket that listens there already, of the supervisor, which keeps the port while no gateway runs.
+        place: where to listen.
         serve: called with each connection and its peer's address, in a task of its own. The connection is closed
             when it returns, unless `streams_of` has taken it.
 
@@ -110,12 +120,10 @@ class Listener:
         OSError: the port is taken.
     """
 
-    def __init__(
-        self, host: str, port: int, serve: Callable[[socket.socket, str], Awaitable[None]], fd: int | None = None
-    ) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        address = (host, port)
-        self._socket = socket.create_server(address, family=family) if fd is None else socket.socket(fileno=fd)
+    def __init__(self, place: Place, serve: Callable[[socket.socket, str], Awaitable[None]]) -> None:
+        family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+        is_open = place.fd is not None
+        self._socket = socket.socket(fileno=place.fd) if is_open else socket.create_server(place[:2], family=family)
         self._socket.listen(BACKLOG)
         self._socket.setblocking(False)
         self._serve = serve
