@@ -124,21 +124,16 @@ def memory_rows(run: Run, axis: Axis) -> list[Markup]:
 def memory_sum(run: Run, axis: Axis) -> list[Point]:
     """Return the memory of all processes of the run by column; if none is known, that of the nodes."""
     own = [process for process in run.memory if process.process != NODE]
-    series = [points_of(process) for process in own or run.memory]
+    series = [process.samples for process in own or run.memory]
     return [(x, values[0]) for x, values in stack(series, [0] * len(series), axis.length)] if series else []
-
-
-def points_of(process: ProcessMemory) -> list[Point]:
-    """Return the samples of a process as points."""
-    return [(sample[0], sample[1]) for sample in process.samples]
 
 
 def _node(name: str, found: Sequence[ProcessMemory], axis: Axis) -> NodeMemory:
     processes = sorted((p for p in found if p.process != NODE), key=lambda process: -peak(process.samples))
     own = len(processes) if len(processes) <= SERIES else SERIES - 1
     bands = [min(index, own) for index in range(len(processes))]
-    columns = stack([points_of(process) for process in processes], bands, axis.length)
-    whole = [point for process in found if process.process == NODE for point in points_of(process)]
+    columns = stack([process.samples for process in processes], bands, axis.length)
+    whole = [point for process in found if process.process == NODE for point in process.samples]
     return NodeMemory(name, processes, bands, columns if processes else [], whole)
 
 
@@ -163,7 +158,7 @@ def _memory_row(node: NodeMemory, axis: Axis, high: float) -> Markup:
 
 def _bands(node: NodeMemory, axis: Axis, high: float) -> tuple[list[Markup], list[Markup]]:
     """Return the areas of the bands, and the letters of those with room."""
-    floor: list[Point] = [(x, 0.0) for x, _ in node.columns]
+    floor: Sequence[Point] = [(x, 0.0) for x, _ in node.columns]
     shapes: list[Markup] = []
     letters: list[Markup] = []
     for band in range(max(node.bands, default=-1) + 1):

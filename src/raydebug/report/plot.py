@@ -7,7 +7,8 @@ a viewBox of 1000 x 100, which stretches, holds the curves. One plot fits a phon
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
@@ -15,8 +16,8 @@ from raydebug.report import units
 from raydebug.report.page import Child, Markup, join, number, percent, tag
 
 COLUMNS = 400  # over the width of a plot: about two pixels each
-Point = tuple[float, float]
-Points = Sequence[tuple[float, float]]
+Point = tuple[float, ...]  # x and y
+Points = Sequence[Point]
 Interval = tuple[float, float]
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 _WIDTH, _HEIGHT = 1000.0, 100.0  # of the inner box
@@ -164,9 +165,9 @@ def hatches() -> list[Markup]:
 class Downsampled:
     """A curve with a limited number of points."""
 
-    middle: list[Point]  # the original points, or the mean of each column
-    low: list[Point]  # the lowest value of each column; empty for the original points
-    high: list[Point]
+    middle: Points  # the original points, or the mean of each column
+    low: Points  # the lowest value of each column; empty for the original points
+    high: Points
 
 
 def downsample(points: Points, columns: int = COLUMNS) -> Downsampled:
@@ -245,27 +246,18 @@ def stack(
     events.sort(key=lambda event: event[0])
     now = [0.0] * len(series)
     total = [0.0] * (max(bands, default=-1) + 1)
+    states = [(-math.inf, total)]  # each from its moment on
+    for moment, inside in groupby(events, lambda event: event[0]):
+        total = [*total]
+        for _, index, value in inside:
+            total[bands[index]] += value - now[index]
+            now[index] = value
+        states.append((moment, total))
+    moments = [moment for moment, _ in states]
     rows: list[tuple[float, list[float]]] = []
-    moments = groupby(events, lambda event: event[0])
-    moment = next(moments, None)
-
-    def advance(limit: float) -> Iterator[None]:
-        """Advance to the last moment before the limit, one moment at a time."""
-        nonlocal moment
-        while moment is not None and moment[0] < limit:
-            for _, index, value in moment[1]:
-                total[bands[index]] += value - now[index]
-                now[index] = value
-            moment = next(moments, None)
-            yield
-
     for column in range(columns):
-        for _ in advance(math.nextafter(width * column, math.inf)):  # at the left edge: of the column before
-            pass
-        best = list(total)
-        for _ in advance(width * (column + 1)):
-            if sum(total) > sum(best):
-                best = list(total)
+        first = bisect_right(moments, width * column) - 1  # at the left edge: of the column before
+        _, best = max(states[first : bisect_left(moments, width * (column + 1))], key=lambda state: sum(state[1]))
         # Rounding errors of the running sums are not memory.
         rows.append((width * (column + 0.5), [value if value > 1e-6 else 0.0 for value in best]))
     return rows
