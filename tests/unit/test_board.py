@@ -81,7 +81,7 @@ async def test_client_keeps_its_process_after_a_resume() -> None:
     assert board.next_for(process) is None
     board.resumed(first, first.stopped, reason="it was continued")
     assert (board.next_for(process), board.next_for(other)) == (client, None)
-    assert board.why_ended(first.id) == "it was continued"
+    assert board.why_gone(first.id) == "has ended: it was continued"
     second = paused(board, process)
     board.assign(second, client)
     assert (second.first, board.next_for(process)) == (first, None)
@@ -121,7 +121,7 @@ async def test_end_of_a_pause_frees_its_thread() -> None:
     second = paused(board, process)
     board.end(first, "again")
     assert board.of_thread(process, 1) is second
-    assert board.why_ended(first.id) == "its thread ended"
+    assert board.why_gone(first.id) == "has ended: its thread ended"
 
 
 async def test_reserved_pause_is_not_offered() -> None:
@@ -151,7 +151,7 @@ async def test_pause_that_is_reported_again() -> None:
     board.end(pause, "out of reach")
     again = a_process()
     assert paused(board, again, nth=1).id == pause.id
-    assert board.why_ended(pause.id) is None
+    assert board.get(pause.id) in board.of_process(again)
     other = paused(board, again, 2, nth=1)
     assert other.id != pause.id
     board.end(pause, "late")
@@ -199,7 +199,7 @@ async def test_a_job_takes_no_room_of_others(monkeypatch: pytest.MonkeyPatch) ->
     assert len(board.of_process(flood)) == 20
     assert board.has_room(a_process(), 60_000)
     board.end(first := board.of_process(flood)[0], "x" * 60_000)
-    assert len(board.why_ended(first.id) or "") == boards.MAX_REASON
+    assert len((board.why_gone(first.id) or "").removeprefix("has ended: ")) == boards.MAX_REASON
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
     dials, open_ones = Proven(PROCESSES_SHARE), [MagicMock(is_closing=lambda: False) for _ in range(80)]
     for of, job, most in ((0, "floods", 24), (24, "b", 32)):

@@ -130,13 +130,12 @@ class Board:
         """Return a pause that has not ended."""
         return self._pauses.get(pause_id)
 
-    def why_ended(self, pause_id: str) -> str | None:
-        """Return why a pause ended; None if this gateway never had one with this id."""
-        return self._ended.get(pause_id)
-
-    def was_given(self, pause_id: str) -> bool:
-        """Return whether there was a pause with this id, in this gateway or in an earlier one."""
-        return self._numbers.was_given(PAUSE, pause_id)
+    def why_gone(self, pause_id: str) -> str | None:
+        """Return why a pause is not listed; None if there never was one with this id."""
+        if pause_id in self._ended:
+            return f"has ended: {self._ended[pause_id]}"
+        why = "is not here: it has ended, or its process has not dialled in again since the gateway restarted"
+        return why if self._numbers.was_given(pause_id) else None
 
     def listed(self) -> list[Pause]:
         """Return the pauses that clients can see: suspended with a known location, or held."""

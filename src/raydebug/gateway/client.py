@@ -68,7 +68,6 @@ class Client:
         self._attaching: asyncio.Task[None] | None = None
         self._root: RootSession | None = None  # what the client is, after `attach` with target "all"
         self._opened_by: RootSession | None = None
-        self._guessed: tuple[Message, Refused] | None = None
         self.name = "a client"
 
     @property
@@ -95,12 +94,8 @@ class Client:
         left = MAX_UNPROVEN_BYTES  # bytes that it may still send without the token
         while data:
             for message in decoder.feed(data):
-                if message.get("type") == "request" and not self._take(message):
+                if message.get("type") == "request" and not await self._take(message):
                     return
-                if self._guessed is not None:
-                    await self._services.throttle.delay_answer(self.title, self._to.peer)
-                    self._to.refuse(*self._guessed)
-                    self._guessed = None
                 await self._forwarder.have_room()
             if self._proven:
                 decoder.max_body_bytes = wire.MAX_BODY_BYTES
@@ -115,15 +110,14 @@ class Client:
 
     # Requests
 
-    def _take(self, message: Message) -> bool:
+    async def _take(self, message: Message) -> bool:
         """Answer one request; False ends the conversation."""
         try:
             return self._answer_request(message, *client_requests.read(message))
         except Refused as refused:
             if refused.code == client_requests.WRONG_TOKEN:
-                self._guessed = (message, refused)  # answered after the throttle's delay
-            else:
-                self._to.refuse(message, refused)
+                await self._services.throttle.delay_answer(self.title, self._to.peer)
+            self._to.refuse(message, refused)
             return True
 
     def _answer_request(self, message: Message, command: str, arguments: Message) -> bool:
@@ -222,11 +216,8 @@ class Client:
     def _find(self, pause_id: str, *, steal: bool) -> Pause:
         pause = self._board.get(pause_id)
         if pause is None:
-            if (reason := self._board.why_ended(pause_id)) is not None:
-                raise Refused("pause.ended", f"pause {pause_id} has ended: {reason}", LOOK)
-            if self._board.was_given(pause_id):
-                why = "it has ended, or its process has not dialled in again since the gateway restarted"
-                raise Refused("pause.ended", f"pause {pause_id} is not here: {why}", LOOK)
+            if (why := self._board.why_gone(pause_id)) is not None:
+                raise Refused("pause.ended", f"pause {pause_id} {why}", LOOK)
             raise Refused("pause.unknown", f"there is no pause '{pause_id[:40]}'", LOOK)
         holder = self._board.holder(pause)
         if holder is not None:

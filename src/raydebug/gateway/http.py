@@ -239,8 +239,6 @@ class HttpApi:
                 pause = await self._services.pause_requests.pause(
                     wanted["target"], logs.name_client("POST /pause", peer), locations.append
                 )
-        except Refused as refused:
-            return CONFLICT, _refusal(refused.code, str(refused), refused.fix)
         except TimeoutError:
             what = locations[-1] if locations else "it did not reach a line of the user's code"
             return TIMED_OUT, _refusal("process.not-stopped", f"not paused within {timeout_s:g} s: {what}")

@@ -152,10 +152,8 @@ class Listener:
     async def _run(self, connection: socket.socket, peer: str) -> None:
         try:
             await self._serve(connection, peer)
-        except (OSError, TimeoutError):
-            pass  # the peer has closed the connection, or was silent for too long
-        except asyncio.CancelledError:
-            pass  # displaced, or the gateway shuts down
+        except (OSError, asyncio.CancelledError):
+            pass  # closed by the peer, silent for too long (TimeoutError), displaced, or the gateway shuts down
         except Exception:
             log.exception("a connection from %s ended by an error in the gateway", peer, extra={"stranger": peer})
         finally:

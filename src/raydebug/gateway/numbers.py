@@ -79,10 +79,10 @@ class Numbers:
         owner = hashlib.sha256(f"{instance} {nth}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
         return self._of_owner.get(owner) or self.new(PAUSE, owner)
 
-    def was_given(self, kind: str, number: str) -> bool:
-        """Return whether a number was given, by this gateway or an earlier one."""
+    def was_given(self, number: str) -> bool:
+        """Return whether a pause has had this number, in this gateway or an earlier one."""
         is_number = number.isascii() and number.isdecimal() and len(number) <= MAX_DIGITS
-        return is_number and 0 < int(number) <= self._last[kind]
+        return is_number and 0 < int(number) <= self._last[PAUSE]
 
     def _note(self, kind: str, number: int, about: str) -> None:
         self._lines += 1 + len(about) // LINE_BYTES
