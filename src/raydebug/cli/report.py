@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from raydebug.runs.record import Run
-    from raydebug.runs.timeline import Recorded
 
 
 FOLLOWS_EVERY_S = 5.0
@@ -97,11 +96,10 @@ def _compare(first: Run, second: Run, *, as_json: bool) -> None:
 
 
 def _write(run: Run, output: Path | None, *, opens: bool, follow: bool) -> None:
-    from raydebug.report.write import write_report
 
     is_live = follow and run.status == "running"
     with render.waiting(f"making the page of {render.visible(run.id, keep='')}"):
-        path = write_report(run, output, recorded=_recorded(run), reload_s=FOLLOWS_EVERY_S if is_live else None)
+        path = _write_page(run, output, reload_s=FOLLOWS_EVERY_S if is_live else None)
     render.out(render.visible(str(path), keep=""))
     if opens:
         import webbrowser
@@ -114,13 +112,17 @@ def _write(run: Run, output: Path | None, *, opens: bool, follow: bool) -> None:
         _follow(run.folder, output)
 
 
-def _recorded(run: Run) -> Recorded | None:
-    """Return the spans and tasks of a run; None where they cannot be read."""
+def _write_page(run: Run, output: Path | None, reload_s: float | None = None) -> Path:
+    """Write the page of a run with what its spans and tasks say, where they can be read."""
+    from raydebug.report.write import write_report
     from raydebug.runs.timeline import read_recorded
+    from raydebug.trace.why import slowest
 
+    recorded = slow = None
     with contextlib.suppress(RaydebugError):
-        return read_recorded(run)
-    return None
+        recorded = read_recorded(run)
+        slow = slowest(recorded)
+    return write_report(run, output, recorded=recorded, slow_step=slow.text if slow else "", reload_s=reload_s)
 
 
 def _follow(folder: Path, output: Path | None) -> None:
@@ -136,7 +138,7 @@ def _follow(folder: Path, output: Path | None) -> None:
                 break
             write_report(run, output, reload_s=FOLLOWS_EVERY_S)
     run = read_run(folder)
-    write_report(run, output, recorded=_recorded(run))
+    _write_page(run, output)
     render.say("the page is written for the last time, and stays as it is")
 
 

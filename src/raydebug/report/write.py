@@ -12,20 +12,25 @@ from raydebug.runs.record import Phase, Run
 from raydebug.runs.timeline import Recorded
 from raydebug.settings.files import atomic_write, write_named
 from raydebug.snapshot.load import describe_groups, find_snapshots
-from raydebug.trace.why import slowest
 
 PAGE = "report.html"
 
 
 def write_report(
-    run: Run, output: Path | None = None, *, recorded: Recorded | None = None, reload_s: float | None = None
+    run: Run,
+    output: Path | None = None,
+    *,
+    recorded: Recorded | None = None,
+    slow_step: str = "",
+    reload_s: float | None = None,
 ) -> Path:
     """Write the page of a run (run_page), by default into its folder, and return its path, which is absolute.
 
     Args:
         run: from its record.
         output: the file of the page.
-        recorded: what its processes did: why its slowest step was slow; without steps, its tasks.
+        recorded: of a run without steps, whose tasks are shown.
+        slow_step: why its slowest step was slow (trace/why.py).
         reload_s: for a page that is written again.
 
     Raises:
@@ -35,9 +40,8 @@ def write_report(
     path = (output or folder / PAGE).absolute()
     crashes = describe_groups(find_snapshots(str(folder))) if (folder / SNAPSHOTS).is_dir() else []
     way = os.path.relpath(folder.resolve(), path.parent.resolve())  # from the page to the folder of the run
-    slow = None if recorded is None else slowest(recorded)
     page = run_page(
-        run, "" if way == "." else f"{way}/", crashes=crashes, slow_step=slow.text if slow else "",
+        run, "" if way == "." else f"{way}/", crashes=crashes, slow_step=slow_step,
         tasks=[] if recorded is None or run.steps else _tasks(recorded), reload_s=reload_s,
     )  # fmt: skip
     fix = "name a file that can be: `raydebug report --output FILE`"
