@@ -197,6 +197,7 @@ async def test_snapshot_of_a_pause(
     board, control, kept = Board(Numbers()), Control(Numbers()), snapshots.Snapshots()
     channel.about.update(instance="a", job="j1")
     control.channels.add(channel)
+    control._of_instance["a"] = channel
     pause = board.begin(Process({"pid": 1, "instance": "a"}), 3, records.read({}, records.PauseRecord))
     (saving,) = await begin(kept.save_pause(pause.id, board, control))
     asked = await asked_of(peer, "save-pause")

@@ -154,7 +154,8 @@ class Gateway:
         watch_peer(reader, writer, unacknowledged_s=UNACKNOWLEDGED_S)
         try:
             # What a process says of itself on this connection is of the job whose control channel it has.
-            about["job"] = self.control.job_of(about["instance"]) or about.get("job")
+            channel = self.control.channel_of(about["instance"])
+            about["job"] = about.get("job") if channel is None else channel.about.get("job")
             self._proven.add(writer, about["job"])
             if purpose == messages.CONTROL:
                 await self.control.serve(about, reader, writer)

@@ -150,10 +150,10 @@ class Control:
                 self.ended.note(channel)
             channel.end()
 
-    def job_of(self, instance: str) -> str | None:
-        """Return the job that a process has named when it opened its control channel."""
+    def channel_of(self, instance: str) -> ControlChannel | None:
+        """Return the control channel of a process, while it is open."""
         channel = self._of_instance.get(instance)
-        return channel.about.get("job") if channel in self.channels else None
+        return channel if channel in self.channels else None
 
     def living_jobs(self) -> set[str]:
         """Return the jobs that have a process."""
@@ -271,7 +271,7 @@ class Control:
                 self._welcome(channel, known.get("breaks", []), set(known.get("set", ())))
         elif message.get("event") == messages.BREAK:
             report = records.read(body, BreakpointReport, "the report of a breakpoint")
-            if report.get("id") in channel.reports.keys() | self._breaks.keys():
+            if report.get("id") in self._breaks:
                 state, text = report.get("state", ""), report.get("message", "")[:MAX_CAUSE]
                 channel.reports[report.get("id", "")] = {"state": state, "message": text}
         elif message.get("event") == messages.BIRTH:

@@ -107,8 +107,7 @@ class Snapshots:
         pause = board.get(pause_id)
         if pause is None:
             raise Refused("pause.gone", f"there is no pause {pause_id}", "see `raydebug paused`")
-        instance = pause.process.instance
-        channel = next((channel for channel in control.channels if channel.instance == instance), None)
+        channel = control.channel_of(pause.process.instance)
         job = channel.about.get("job") if channel is not None else None
         if channel is None or not job:
             cause = "its process has no control channel: it is in no job of `raydebug run`, or has not imported ray"
