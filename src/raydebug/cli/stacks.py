@@ -29,9 +29,7 @@ def stacks(
     as_json: Json = False,
     samples: Annotated[
         int,
-        typer.Option(
-            "--samples", min=1, max=10, metavar="N", help="Take this many samples, 2 s apart, to see what moves."
-        ),
+        typer.Option("--samples", min=1, max=10, metavar="N", help="Take N samples, 2 s apart, to see what moves."),
     ] = 1,
     native: Annotated[
         bool,
