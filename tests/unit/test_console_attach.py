@@ -88,7 +88,7 @@ def test_several_pauses_are_shown_to_choose_from(
 
     oldest = min((program.id for program in start(0, 1)), key=int)
     with pytest.raises(RaydebugError) as several:
-        _choose(fetch_pauses(shared_gateway), "")  # type: ignore[arg-type]
+        _choose(fetch_pauses(shared_gateway))  # type: ignore[arg-type]
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "".join(shown.err.split()).count("job.py:11update") == 2  # long paths are folded
