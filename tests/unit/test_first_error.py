@@ -47,6 +47,12 @@ after
     assert shown(text) == ["KeyError: 'raw_prompt' | driver | /work/train.py:3"]
 
 
+def test_a_line_of_source():
+    """The line of source of an error is the one below its place in the traceback, where there is one."""
+    text = 'Traceback (most recent call last):\n  File "/w/a.py", line 3, in main\n%sKeyError: 1\n'
+    assert [errors(text % line)[0].source_line for line in ("    step(x)\n    ^^^^^^^\n", "")] == ["step(x)", ""]
+
+
 def test_error_that_travelled():
     """Of an error that two tasks handed on, the one that the innermost raised is reported, with its task and pid."""
     text = """Traceback (most recent call last):

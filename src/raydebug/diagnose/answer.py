@@ -41,8 +41,8 @@ class LoggedError:
         """The line of source at its place, as the traceback has it; empty without."""
         file, _, number = self.place.rpartition(":")
         at = f'File "{file}", line {number}, in '
-        after = [below.strip() for row, below in pairwise(self.traceback) if at in row]
-        return next((line for line in reversed(after) if not line.startswith('File "')), "")
+        after = [below for row, below in pairwise(self.traceback) if at in row]
+        return next((row.strip() for row in reversed(after) if row.startswith("    ")), "")  # a frame may have no line
 
 
 def error_of(lines: Sequence[Line], event: Event, name: str, process: str = "") -> LoggedError:
