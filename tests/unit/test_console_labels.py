@@ -13,7 +13,7 @@ import pytest
 from raydebug.console import tensor_probe, view
 from raydebug.console.commands import ranks
 from raydebug.console.selection import NotAnAddress, Selection, joined, pick, split_address
-from raydebug.protocol.ranks import parse_ranks
+from raydebug.protocol.names import parse_ranks
 
 
 @pytest.mark.parametrize(

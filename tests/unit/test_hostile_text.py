@@ -24,13 +24,11 @@ from raydebug.console.view import heading
 from raydebug.errors import RaydebugError
 from raydebug.jobs import follow
 from raydebug.protocol.listings import ListedBreakpoint, ListedPause, ListedProcess, ListedStacks
-from raydebug.protocol.memory import ProcessMemory
-from raydebug.protocol.questions import CollectiveTimes
+from raydebug.protocol.questions import CollectiveTimes, ProcessMemory, TrainingWords
 from raydebug.protocol.records import Comparison, Id, PauseRecord
-from raydebug.protocol.training import TrainingWords
 from raydebug.runs.folder import RunFolder
 from raydebug.runs.record import Run
-from raydebug.worker import source
+from raydebug.worker import frames
 
 EVIL = "x\x1b]0;PWN\x07\x1b[31m\u202e\r\x9b\n; touch MARK #"
 
@@ -196,8 +194,8 @@ def test_source_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     (tmp_path / "train.py").write_text("def f():\n    login(password='abcdef')\n")
     os.mkfifo(tmp_path / "pipe.py")
-    assert source.line_at(str(tmp_path / "train.py"), 2) == "login(password='(hidden)')"
-    found = [source.lines_of(one) for one in ("/dev/zero", str(tmp_path / "pipe.py"), str(tmp_path), "no\0file")]
+    assert frames.line_at(str(tmp_path / "train.py"), 2) == "login(password='(hidden)')"
+    found = [frames.lines_of(one) for one in ("/dev/zero", str(tmp_path / "pipe.py"), str(tmp_path), "no\0file")]
     assert found == [[], [], [], []]
     assert not is_own_source(str(tmp_path / "train.py"))
     monkeypatch.chdir(tmp_path)

@@ -27,7 +27,7 @@ from raydebug.jobs.submit import hide_command, shown_command
 from raydebug.protocol import secret_kinds
 from raydebug.protocol.secrets import Scrubber, is_secret, is_secret_name, scrubbed, without_secret_arguments
 from raydebug.runs.record import read_document
-from raydebug.worker import records, snapshot, source, stacks
+from raydebug.worker import frames, records, snapshot, stacks
 from raydebug.worker.saved_values import Values
 
 TESTS = Path(__file__).parents[1]
@@ -388,7 +388,7 @@ def place_stacks(text: str, words: list[str], monkeypatch: pytest.MonkeyPatch, t
     path = tmp_path / "line.py"
     path.write_text(f"x = [{text.splitlines()[0]!r}]\n")
     monkeypatch.setattr(sys, "orig_argv", words)
-    return source.line_at(str(path), 1) + json.dumps(stacks.collect()["argv"])
+    return frames.line_at(str(path), 1) + json.dumps(stacks.collect()["argv"])
 
 
 def place_debug_log(text: str, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp: object, capsys: Any) -> str:

@@ -28,7 +28,7 @@ from raydebug.jobs import span_log
 from raydebug.jobs.span_log import SpanLog
 from raydebug.jobs.submit import Job, job_variables
 from raydebug.protocol import records, wire
-from raydebug.protocol.spans import MOST_AT_ONCE, SpansRecord
+from raydebug.protocol.questions import MOST_AT_ONCE, SpansRecord
 from raydebug.runs.folder import SPANS, TASKS
 from raydebug.worker import control_channel, last_words, span_ring, spans
 

@@ -22,7 +22,7 @@ import pytest
 
 from raydebug.protocol.records import StacksRecord, ThreadStack, read
 from raydebug.worker import stacks, thread_waits
-from raydebug.worker.open_files import read_open_files
+from raydebug.worker.stacks import read_open_files
 
 Start = Callable[..., threading.Thread]
 

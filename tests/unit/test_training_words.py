@@ -13,8 +13,8 @@ import pytest
 
 from gateway_under_test import GatewayUnderTest
 from raydebug.client.gateway_client import fetch_stacks
+from raydebug.protocol.questions import TrainingWords
 from raydebug.protocol.records import read
-from raydebug.protocol.training import TrainingWords
 from raydebug.stacks.training_words import LOST, describe, fetch_words, join
 from raydebug.worker import spans, stacks
 from raydebug.worker.training import words

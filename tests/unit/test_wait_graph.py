@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from test_stack_verdicts import IDLE, QUEUE, RAY, collective, frame, process
 
-from raydebug.protocol.training import TrainingWords
+from raydebug.protocol.questions import TrainingWords
 from raydebug.stacks.graph import Graph, Task
 from raydebug.stacks.verdict import judge, judge_jobs
 

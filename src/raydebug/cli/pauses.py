@@ -231,7 +231,7 @@ def _choose(pauses: list[ListedPause]) -> str:
 def _selection(target: str | None, ranks: str | None, job: str | None, *, steal: bool) -> Selection | None:
     """Return which pauses share the prompt; None when one alone is meant."""
     from raydebug.console.selection import Selection
-    from raydebug.protocol.ranks import parse_ranks
+    from raydebug.protocol.names import parse_ranks
 
     if ranks is None and job is None and target != "all":
         return None

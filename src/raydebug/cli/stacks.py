@@ -14,7 +14,7 @@ from raydebug.cli.options import Json, Name, no_process
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol import records
 from raydebug.protocol.listings import ListedStacks
-from raydebug.protocol.training import TrainingWords
+from raydebug.protocol.questions import TrainingWords
 from raydebug.settings.files import NotPlainText, read_json
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.process import answer_in
-from raydebug.protocol.ranks import parse_ranks
+from raydebug.protocol.names import parse_ranks
 from raydebug.protocol.records import BreakpointSpec, Policy
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from raydebug.protocol.listings import ListedPause
-from raydebug.protocol.ranks import parse_ranks, runs
+from raydebug.protocol.names import parse_ranks, runs
 
 ALL = "*"
 _ADDRESS_FIRST = re.compile(r"@\s*(\*|all\b|[#\d,-]+)(?:\s+(.*))?", re.DOTALL)

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple, cast
 from raydebug.protocol import messages, records, wire
 from raydebug.protocol.death import Birth, LastWords
 from raydebug.protocol.listings import BreakpointState, ListedProcess
-from raydebug.protocol.questions import DESCRIBE, SPANS, STACKS, Answer, Body, Nothing, Question
+from raydebug.protocol.questions import DESCRIBE, SPANS, STACKS, Answer, Body, Nothing, Question, SpansRecord
 from raydebug.protocol.records import BadRecord, BreakpointReport, BreakpointSpec, WorkRecord
-from raydebug.protocol.spans import SpansRecord
 from raydebug.protocol.wire import Message
 
 log = logging.getLogger("raydebug.gateway")

@@ -16,9 +16,8 @@ from raydebug.protocol import messages, questions, records, wire
 from raydebug.protocol.death import Birth, Kill, LastWords
 from raydebug.protocol.listings import ListedAnswer, ListedBreakpoint, ListedStacks
 from raydebug.protocol.names import role_of
-from raydebug.protocol.questions import Answer, Body, Question
+from raydebug.protocol.questions import Answer, Body, Question, SpansRecord
 from raydebug.protocol.records import BadRecord, BreakpointReport, BreakpointSpec, StackFrame, StacksRecord, digest_of
-from raydebug.protocol.spans import SpansRecord
 from raydebug.protocol.wire import Message
 
 log = logging.getLogger("raydebug.gateway")

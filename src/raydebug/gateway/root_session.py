@@ -22,7 +22,7 @@ from raydebug.gateway.forwarding import Connection
 from raydebug.protocol import wire
 from raydebug.protocol.listings import ListedPause
 from raydebug.protocol.messages import COPIES
-from raydebug.protocol.ranks import parse_ranks
+from raydebug.protocol.names import parse_ranks
 from raydebug.protocol.wire import Message
 
 TARGET = "all"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard
     from raydebug.cluster.state import Cluster
     from raydebug.protocol.listings import ListedAnswer
-    from raydebug.protocol.spans import SpansRecord
+    from raydebug.protocol.questions import SpansRecord
 
 ASK_EVERY_S, ASK_AT_MOST_S, ANSWER_S = 2.0, 5.0, 2.0
 ASK_SHARE = 5  # thousands of processes keep the gateway busy for long: at most a sixth of the time

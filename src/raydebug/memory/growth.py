@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from raydebug.memory.look import Look
-from raydebug.protocol.memory import Holder, ProcessMemory
 from raydebug.protocol.names import name_process
+from raydebug.protocol.questions import Holder, ProcessMemory
 from raydebug.report.units import mebibytes
 
 EVEN = 0.3  # the slowest growth between two looks against the fastest

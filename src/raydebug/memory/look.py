@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 
 from raydebug.client.gateway_client import ask_processes, one_of_pid
 from raydebug.errors import RaydebugError
-from raydebug.protocol.memory import Holder
 from raydebug.protocol.messages import UNKNOWN
-from raydebug.protocol.questions import CENSUS, MEMORY, TRAINING, Nothing
+from raydebug.protocol.questions import CENSUS, MEMORY, TRAINING, Holder, Nothing
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
     from raydebug.protocol.listings import ListedAnswer
-    from raydebug.protocol.memory import Census, ProcessMemory
-    from raydebug.protocol.training import TrainingWords
+    from raydebug.protocol.questions import Census, ProcessMemory, TrainingWords
 
 ANSWER_S, CENSUS_S, LATE_S = 5.0, 28.0, 60.0
 POLL_S, GONE_S = 0.5, 5.0  # a gateway that starts again has no process for a moment

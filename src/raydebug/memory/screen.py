@@ -16,7 +16,7 @@ from raydebug.protocol.names import name_process
 
 if TYPE_CHECKING:
     from raydebug.protocol.listings import ListedProcess
-    from raydebug.protocol.memory import Holder
+    from raydebug.protocol.questions import Holder
     from raydebug.runs.record import Run
 
 COLUMNS = ["process", "pid", "now", "per step", "peak", "shared", "GPU torch", "GPU other", "holds most"]

@@ -12,10 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
-from raydebug.protocol.memory import Census, ProcessMemory
 from raydebug.protocol.records import BreakpointSpec, FramesRecord, Name, Refusal, StacksRecord, Text, WorkRecord
-from raydebug.protocol.spans import SpansRecord
-from raydebug.protocol.training import TrainingWords
 
 Body = TypeVar("Body")
 Answer = TypeVar("Answer")
@@ -133,6 +130,160 @@ class NodeFacts(TypedDict, total=False):
     unread: list[Name]  # what could not be read, and the right that is missing
     raylet: Name  # how the raylet has ended; empty while it runs
 
+
+# What a process says of its memory; all sizes are in bytes.
+
+
+class DeviceMemory(TypedDict, total=False):
+    """A GPU of the process's node, and what the process has of it."""
+
+    gpu: Name  # the driver's UUID
+    used: int  # of all processes
+    total: int
+    own: int  # of this process, by the driver; left out where it knows the process by another id
+    reserved: int  # by torch's allocator
+    pool: int  # of vLLM's allocator that can sleep, which torch does not count
+    asleep: int  # the part of `pool` that sleeps, and is not on the GPU
+
+
+class NodeMemory(TypedDict, total=False):
+    """The host memory of a node, and of the container of the process."""
+
+    total: int
+    available: int
+    cached: int
+    shared: int
+    shm: int  # in /dev/shm
+    limit: int  # of the cgroup; left out without one
+    used: int  # of the cgroup
+
+
+class ProcessMemory(TypedDict, total=False):
+    """The answer to `memory`."""
+
+    rss: int
+    pss: int  # memory that processes share is divided between them
+    shared: int  # in `pss`: shared memory
+    peak: int  # of `rss`
+    peak_phase: Name  # of the training, in which the peak was reached
+    parent: int  # process id
+    forked: Text  # the line that made this process a fork of its parent
+    node: NodeMemory
+    gpus: list[DeviceMemory]
+
+
+class Holder(TypedDict, total=False):
+    """What is held under one name; `[*]` stands for all items of a container."""
+
+    holder: Text
+    kind: Name  # tensor, cuda tensor, array, graph, mapped, bytes or objects
+    what: Name  # shape and type of the first one
+    count: int
+    bytes: int
+
+
+class Census(TypedDict, total=False):
+    """The answer to `census`: who holds the memory of a process, the largest first."""
+
+    holders: list[Holder]
+    cut: bool  # the time, or the memory that the walk may take, was over before all was seen
+    left: int  # bytes that the process has more after the walk than before it
+
+
+# The spans that have ended in a process: phases, parts of samples, requests to an engine.
+
+MOST_AT_ONCE = 1000  # spans of one answer; a record holds no longer list (records.py)
+REQUEST = "request"  # the name of a request to an engine
+
+
+class SpanRecord(TypedDict, total=False):
+    """A span; its times are nanoseconds of the process's CLOCK_MONOTONIC."""
+
+    name: Name
+    began_ns: int
+    ended_ns: int
+    thread: int
+    task: int  # of asyncio
+    of: Name  # the number of a step, the uid of a sample, the id of a request
+    note: Name  # the tools of a sample
+    first_ns: int  # of a request: its first output
+    prompt: int  # its tokens
+    tokens: int  # that were made
+
+
+class SpansRecord(TypedDict, total=False):
+    """The answer to `spans`, and what a process says of itself as it ends.
+
+    The gateway adds when it has sent the question and received the answer: so the clocks of nodes are compared.
+    """
+
+    spans: list[SpanRecord]
+    lost: int  # spans that were dropped since the last answer
+    more: bool  # the process has more of them
+    now_ns: int  # of the process's CLOCK_MONOTONIC
+    wall_ns: int  # what the process's own clock is ahead of it
+    sent_ns: int  # of the gateway's CLOCK_MONOTONIC, as are the next
+    received_ns: int
+    gateway_wall_ns: int  # what the gateway's clock is ahead of it
+
+
+# What a training says of itself. Each process sends the part that it knows: the trainer its step, an agent worker its
+# samples, an engine its requests.
+
+
+class OpenSample(TypedDict, total=False):
+    """A sample that is not finished."""
+
+    uid: Name
+    state: Name  # in the trainer's own words: running, pending, generating, ...
+    turn: int  # of the conversation, from 1
+    tool: Name  # that it has called
+    url: Text  # that it waits for
+    age_s: float
+
+
+class OpenReward(TypedDict, total=False):
+    """A call of a reward function that has not returned."""
+
+    data_source: Name
+    function: Name
+    url: Text  # of the judge or model that it asks
+    age_s: float
+
+
+class OpenRequest(TypedDict, total=False):
+    """A request to an engine that has no answer."""
+
+    id: Name
+    engine: int  # process id of the engine; left out where it is unknown, or there are several
+    tokens: int  # made so far
+    age_s: float
+
+
+class WeightSync(TypedDict, total=False):
+    """A synchronisation of weights that has begun and not ended."""
+
+    side: Name  # of this process: trainer, rollout, or both
+    missing: Name  # the side that has not joined, as far as this process knows
+    age_s: float
+
+
+class TrainingWords(TypedDict, total=False):
+    """What a process of a training knows of its work; lists have the oldest ones first."""
+
+    step: int
+    phase: Name  # in the trainer's own words: gen, reward, update_actor, ...
+    phase_age_s: float
+    starting: bool  # no step has begun
+    ended: int  # counts the phases, samples and parts of samples that have ended
+    samples: list[OpenSample]
+    samples_total: int  # more than `samples` has, where there are too many
+    rewards: list[OpenReward]
+    requests: list[OpenRequest]
+    sync: WeightSync
+
+
+# The rows
 
 DESCRIBE = _row("describe", Nothing, WorkRecord)
 STACKS = _row("stacks", StacksBody, StacksRecord)

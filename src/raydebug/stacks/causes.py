@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from raydebug.protocol import messages
 from raydebug.protocol.listings import ListedStacks
+from raydebug.protocol.questions import OpenReward, OpenSample, TrainingWords
 from raydebug.protocol.records import OpenCall
-from raydebug.protocol.training import OpenReward, OpenSample, TrainingWords
 from raydebug.render import command
 from raydebug.stacks.graph import CREATION, Graph, Node, Path
 from raydebug.stacks.groups import active_thread, is_idle_server, is_idle_thread, place, users_frame

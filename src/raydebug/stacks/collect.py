@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from raydebug.cluster.runner import Runner
     from raydebug.cluster.state import Cluster
     from raydebug.protocol.listings import ListedStacks
-    from raydebug.protocol.training import TrainingWords
+    from raydebug.protocol.questions import TrainingWords
     from raydebug.stacks.graph import Task
     from raydebug.stacks.spy import Seen
 

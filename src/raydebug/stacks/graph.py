@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 from raydebug.cluster.dashboard import UNPLACED
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.names import is_same_node
+from raydebug.protocol.questions import TrainingWords
 from raydebug.protocol.records import ThreadStack
-from raydebug.protocol.training import TrainingWords
 from raydebug.stacks.groups import BELOW_TRAINERS, active_thread, is_idle, users_frame
 from raydebug.stacks.wait_kinds import KINDS, Wait, wait_of
 

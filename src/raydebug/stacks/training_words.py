@@ -16,7 +16,7 @@ from raydebug.stacks.wait_kinds import for_seconds, who
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
     from raydebug.protocol.listings import ListedStacks
-    from raydebug.protocol.training import TrainingWords
+    from raydebug.protocol.questions import TrainingWords
 
 TIMEOUT_S = 1.0
 LOST = "lost, no agent worker has it"

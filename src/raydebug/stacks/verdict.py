@@ -13,7 +13,7 @@ from typing import Any
 from raydebug.cluster.dashboard import UNPLACED
 from raydebug.protocol import messages
 from raydebug.protocol.listings import ListedStacks
-from raydebug.protocol.training import TrainingWords
+from raydebug.protocol.questions import TrainingWords
 from raydebug.render import command
 from raydebug.stacks.causes import Cause, call_of, describe, end_of, phase_of
 from raydebug.stacks.collectives import all_inside, judge_collectives

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from raydebug.protocol.names import name_process
-from raydebug.protocol.spans import REQUEST
+from raydebug.protocol.questions import REQUEST
 from raydebug.runs.timeline import PARTS, STEP, Process, Recorded, Span
 
 METRICS = re.compile(r"reward|score|loss|kl|grad_norm|entropy|response_length|throughput|seqlen|memory")

@@ -27,8 +27,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from raydebug.protocol.memory import Census, Holder
-from raydebug.protocol.questions import Nothing
+from raydebug.protocol.questions import Census, Holder, Nothing
 from raydebug.protocol.secrets import scrubbed
 from raydebug.worker.frame_locals import CO_OPTIMIZED, locals_of
 from raydebug.worker.frames import is_program, start_thread

@@ -64,7 +64,7 @@ forked_at = ""
 """Where the user's program made this process a fork of another one."""
 
 
-def open_channel() -> None:
+def open_channel(_module: object = None) -> None:
     """Open this process's channel and receive the breakpoints that were set so far. Never raises."""
     global _opened_by, _channel
     if _opened_by == os.getpid() or not worker.debugger_is_ours():

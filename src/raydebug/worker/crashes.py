@@ -21,7 +21,7 @@ from raydebug.protocol import messages, wire
 from raydebug.protocol.questions import SavePauseBody
 from raydebug.protocol.snapshot import SnapshotSummary
 from raydebug.worker import dial_in
-from raydebug.worker.frames import is_debuggers, is_users, start_thread
+from raydebug.worker.frames import is_debuggers, is_users, outwards, start_thread
 
 ANSWER_S = 0.75  # how long a crash waits for the answer of a busy gateway
 # How long a crash waits until its snapshot is sent: mostly 20 ms. Its process is often ended next, by itself or by Ray.
@@ -92,13 +92,12 @@ def _paused_frames(frame: FrameType | None) -> list[tuple[FrameType, int]]:
     """Return the frames of a paused thread, innermost first, without the debugger's."""
     frames: list[tuple[FrameType, int]] = []
     is_inside = True
-    while frame is not None:
-        if is_inside and is_debuggers(frame):
+    for one in outwards(frame):
+        if is_inside and is_debuggers(one):
             frames.clear()  # the debugger called these
         else:
-            is_inside = is_inside and not is_users(frame)
-            frames.append((frame, frame.f_lineno))
-        frame = frame.f_back
+            is_inside = is_inside and not is_users(one)
+            frames.append((one, one.f_lineno))
     return frames[:60]
 
 

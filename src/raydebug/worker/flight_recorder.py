@@ -21,12 +21,15 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from raydebug.protocol import variables
 from raydebug.protocol.questions import CallTimes, CollectiveTimes, TimesBody
-from raydebug.protocol.records import MAX_ITEMS, CollectiveCall, CollectiveGroup
+from raydebug.protocol.records import MAX_ITEMS, RAY_COLLECTIVE, CollectiveCall, CollectiveGroup
+from raydebug.worker.frame_locals import locals_of
 
+RAY_SOURCE = "/ray/util/collective/collective.py"
 READERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 DEFAULT_ENTRIES = 2000
 MAX_ENTRIES = 10_000  # a reading of 2,000 takes 50 ms, in which Python's lock is held
@@ -169,3 +172,37 @@ def _newest(calls: dict[tuple[str, int], CollectiveCall]) -> list[CollectiveCall
         kept += [call for call in of_backend if call["done"]][-KEPT:]
         kept += [call for call in of_backend if not call["done"]][:KEPT]
     return kept
+
+
+def read_ray_groups(stacks: list[list[FrameType]]) -> list[CollectiveGroup]:
+    """Return the groups of `ray.util.collective`, as verl's weight sync uses them; only open calls are known.
+
+    Source: ray 2.41.0 and 2.60.0 util/collective/collective.py (`_group_mgr`), base_collective_group.py beside it.
+
+    Args:
+        stacks: the frames of each thread.
+    """
+    module: Any = sys.modules.get("ray.util.collective.collective")
+    if module is None:
+        return []
+    calls: dict[str, CollectiveCall] = {}
+    for frame in (frame for frames in stacks for frame in frames):
+        if frame.f_code.co_filename.endswith(RAY_SOURCE) and type(name := locals_of(frame).get("group_name")) is str:
+            with contextlib.suppress(Exception):
+                calls[name] = _ray_call(frame)
+    found: list[CollectiveGroup] = []
+    for name, group in list(module._group_mgr._name_group_map.items())[:MAX_GROUPS]:
+        rank, ranks = int(group._rank), [*range(int(group._world_size))][:MAX_ITEMS]
+        open_calls = [calls[name]] if name in calls else []
+        about: CollectiveGroup = {"name": str(name)[:MAX_TEXT], "description": RAY_COLLECTIVE}
+        found.append({**about, "rank": rank, "ranks": ranks, "calls": open_calls})
+    return found
+
+
+def _ray_call(frame: FrameType) -> CollectiveCall:
+    call: CollectiveCall = {"backend": "", "seq": 1, "op": frame.f_code.co_name[:MAX_TEXT], "done": False}
+    tensor: Any = locals_of(frame).get("tensor")
+    if type(tensor).__module__ in ("torch", "cupy", "numpy"):
+        call["sizes"], call["dtypes"] = str(list(tensor.shape))[:MAX_TEXT], str(tensor.dtype)[:MAX_TEXT]
+        call["elements"] = int(tensor.nelement() if hasattr(tensor, "nelement") else tensor.size)
+    return call

@@ -1,16 +1,22 @@
-"""Whose frame is this, which thread runs the user's code, and where it is: found by frames only, from any thread."""
+"""Whose frame is this, which thread runs the user's code, and where it is: found by frames only, from any thread.
+
+Lines of source files are read in the process that runs them: stacks, listings and snapshots show no other lines.
+"""
 
 from __future__ import annotations
 
+import functools
+import linecache
 import os
 import signal
+import stat
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from raydebug.worker import source
+from raydebug.protocol.secrets import scrubbed
 
 if TYPE_CHECKING:  # these types cost each process 2 ms
     from raydebug.protocol.records import Location
@@ -18,6 +24,8 @@ if TYPE_CHECKING:  # these types cost each process 2 ms
 # Ray 2.60.0 _raylet.pyx: the name of the thread of an async actor's event loop; held by tests/ray/test_contracts.py.
 EVENT_LOOP = "AsyncIO Thread:"
 MAX_NAME = 250
+MAX_SOURCE_BYTES = 4_000_000  # of a source file
+MAX_LINE = 200  # characters of one line
 FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -48,20 +56,22 @@ def is_program(path: str) -> bool:
     return not any(folder in path for folder in _PACKAGES) and not path.startswith((_LIBRARY, _OWN, "<"))
 
 
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and its callers."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def place_of(frame: FrameType | None) -> str:
     """Return FILE:LINE FUNCTION of the nearest caller that belongs to the user's program; empty if none does."""
-    while frame is not None and not is_program(frame.f_code.co_filename):
-        frame = frame.f_back
-    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}"[:1000]
+    own = next((one for one in outwards(frame) if is_program(one.f_code.co_filename)), None)
+    return "" if own is None else f"{own.f_code.co_filename}:{own.f_lineno} {own.f_code.co_qualname}"[:1000]
 
 
 def is_ours(frame: FrameType | None) -> bool:
     """Return whether a frame or one of its callers belongs to us or the debugger: it is paused, or about to be."""
-    while frame is not None:
-        if is_debuggers(frame):
-            return True
-        frame = frame.f_back
-    return False
+    return any(map(is_debuggers, outwards(frame)))
 
 
 def is_debuggers(frame: FrameType) -> bool:
@@ -90,7 +100,7 @@ def active_thread() -> int:
         return main
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in frames.items():  # a thread pool of Ray's own, not started by Python
-        if ident != main and not _was_started_by_python(frame) and users_frame(frame) is not None:
+        if ident != main and [*outwards(frame)][-1].f_code.co_filename != threading.__file__ and users_frame(frame):
             return ident
     return next((ident for ident in frames if names.get(ident, "").startswith(EVENT_LOOP)), main)
 
@@ -105,7 +115,7 @@ def location_of(ident: int) -> Location:
         return {"thread": name}
     path, line = frame.f_code.co_filename, frame.f_lineno
     location: Location = {"thread": name, "file": path, "line": line, "function": frame.f_code.co_qualname[:MAX_NAME]}
-    location["text"] = source.line_at(path, line)
+    location["text"] = line_at(path, line)
     if innermost is not frame:
         location["inside"] = f"{os.path.basename(innermost.f_code.co_filename)}:{innermost.f_code.co_name}"
     return location
@@ -113,13 +123,31 @@ def location_of(ident: int) -> Location:
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
     """Return the nearest frame of the user's, from a frame outwards; None without one."""
-    while frame is not None and not is_users(frame):
-        frame = frame.f_back
-    return frame
+    return next(filter(is_users, outwards(frame)), None)
 
 
-def _was_started_by_python(frame: FrameType) -> bool:
-    outermost = frame
-    while outermost.f_back is not None:
-        outermost = outermost.f_back
-    return outermost.f_code.co_filename == threading.__file__
+# Source
+
+
+def lines_of(path: str) -> list[str]:
+    """Return the lines of a source file; none if it is not a regular file or a very large one.
+
+    The path may be any text, as `compile` accepts any.
+    """
+    if path not in linecache.cache:
+        try:
+            found = os.stat(path)
+            if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_SOURCE_BYTES:
+                return []
+        except ValueError:  # a path with a zero byte
+            return []
+        except OSError:  # not there: Python's module looks along sys.path
+            pass
+    return linecache.getlines(path)  # without module globals, which may have a loader of the user's
+
+
+@functools.lru_cache(4096)
+def line_at(path: str, line: int) -> str:
+    """Return one line without its indent and without secrets; empty if there is none."""
+    lines = lines_of(path)
+    return scrubbed(lines[line - 1].strip(), source=True)[:MAX_LINE] if 0 < line <= len(lines) else ""

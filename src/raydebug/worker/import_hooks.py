@@ -8,7 +8,6 @@ import sys
 # importlib.machinery has them from here, and is 0.5 ms of files that no interpreter has loaded yet.
 from _frozen_importlib_external import PathFinder, SourceFileLoader
 
-import raydebug
 from raydebug import worker
 from raydebug.protocol import variables
 
@@ -46,16 +45,32 @@ class _HookedLoader(SourceFileLoader):
         hook = sys.breakpointhook
         super().exec_module(module)
         sys.breakpointhook = hook  # debugpy puts its own in place
-        # Without the guard: debugpy imports these, and who holds the guard may be waiting for that import.
-        if self._hook in (_nothing, _hook_stdin_debuggers):
+        if self.name in _UNGUARDED:
             self._hook(module)
             return
         with worker.fork_guard:  # it imports more of our code
             self._hook(module)
 
 
-def _nothing(_module: ModuleType) -> None:
-    """Do nothing after a module of debugpy: it must only not replace breakpoint(), see _HookedLoader."""
+class _Hook:
+    """A function of worker/, which is imported when the hooked module is there.
+
+    Args:
+        place: `module:function`; it gets the hooked module.
+        what: of ours the process lacks if it fails: the job runs without.
+        needs: the variable that must be set, and not to 0.
+    """
+
+    def __init__(self, place: str, what: str, needs: str = "") -> None:
+        self._place, self._what, self._needs = place, what, needs
+
+    def __call__(self, module: ModuleType) -> None:
+        if not self._needs or os.environ.get(self._needs, "0") not in ("", "0"):
+            _quietly(self._run, module, what=self._what)
+
+    def _run(self, module: ModuleType) -> None:
+        name, _, function = self._place.partition(":")
+        getattr(__import__(f"raydebug.worker.{name}", fromlist=(function,)), function)(module)
 
 
 def watch_threads(module: ModuleType) -> None:
@@ -107,13 +122,6 @@ def _hook_children(module: ModuleType) -> None:
     worker.replace(traceback, "print_exc", print_exc_of_child)
 
 
-def _hook_ray_debugger(module: ModuleType) -> None:
-    from raydebug.worker import ray_debugger
-
-    ray_debugger.replace_entry_points(module)
-    _open_control_channel(module)
-
-
 def _hook_rpdb(module: ModuleType) -> None:
     # Ray 2.41 to 2.60 _raylet.pyx, `store_task_errors`: it is asked in the `except` block of every failed task.
     asked = getattr(module, "_is_ray_debugger_post_mortem_enabled", None)
@@ -124,72 +132,31 @@ def _hook_rpdb(module: ModuleType) -> None:
 
     module._is_ray_debugger_post_mortem_enabled = is_post_mortem_enabled  # type: ignore[attr-defined]
     if os.environ.get(variables.RAY_DEBUG) == "legacy":
-        from raydebug.worker import ray_debugger
-
-        ray_debugger.hook_legacy(module)
+        _Hook("ray_debugger:hook_legacy", "stops of Ray's legacy debugger")(module)
 
 
 def _hook_function_manager(module: ModuleType) -> None:
-    from raydebug.worker import ray_debugger
-
-    ray_debugger.hook_function_manager(module)
-    if variables.JOB in os.environ and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:  # a driver
-        from raydebug.worker import script_exports
-
-        script_exports.share_exports()
+    _Hook("ray_debugger:hook_function_manager", "breakpoints in functions that arrive")(module)
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:  # a driver
+        _Hook("script_exports:share_exports", "exports for workers", variables.JOB)(module)
 
 
 def _hook_runtime_env(module: ModuleType) -> None:
     if variables.OPEN not in os.environ:
-        from raydebug.worker import ray_debugger
-
-        ray_debugger.hook_runtime_env(module)
+        _Hook("ray_debugger:hook_runtime_env", "hook for workers of another Python")(module)
 
 
-def _open_control_channel(_module: ModuleType) -> None:
-    if variables.JOB in os.environ:
-        from raydebug.worker import control_channel
-
-        control_channel.open_channel()
+_open_control_channel = _Hook("control_channel:open_channel", "control channel", variables.JOB)
 
 
-def _hook_stdin_debuggers(module: ModuleType) -> None:
-    from raydebug.worker import stdin_debuggers
-
-    hook = stdin_debuggers.hook_pdb if module.__name__ == "pdb" else stdin_debuggers.hook_console
-    _quietly(hook, module, what=f"pause in {module.__name__}")
+def _hook_ray_debugger(module: ModuleType) -> None:
+    _Hook("ray_debugger:replace_entry_points", "pauses at Ray's breakpoints")(module)
+    _open_control_channel(module)
 
 
 def _hook_torch(module: ModuleType) -> None:
     _open_control_channel(module)
-    if os.environ.get(variables.GPU_HISTORY) == "1":
-        from raydebug.worker import gpu_history
-
-        _quietly(gpu_history.watch, module, what="record of GPU memory")
-
-
-def _widen_groups(module: ModuleType) -> None:
-    if variables.GROUP_TIMEOUT in os.environ:
-        from raydebug.worker import torch_hooks
-
-        torch_hooks.widen_groups(module)
-
-
-def _keep_out_of_graphs(module: ModuleType) -> None:
-    from raydebug.worker import torch_hooks
-    from raydebug.worker.breakpoints.runtime import Site
-
-    try:
-        torch_hooks.keep_out(module, (raydebug.breakpoint, Site.at, Site.is_due, Site.say))
-    except Exception as error:  # noqa: BLE001 - another torch: the job runs, and its breakpoints work
-        worker.log(f"torch.compile looks into breakpoints here: {type(error).__name__}: {error}")
-
-
-def _watch_module_outputs(module: ModuleType) -> None:
-    if os.environ.get(variables.STOP_ON):
-        from raydebug.worker import nonfinite
-
-        _quietly(nonfinite.watch_trainers, module)
+    _Hook("gpu_history:watch", "record of GPU memory", variables.GPU_HISTORY)(module)
 
 
 def _watch_steps(module: ModuleType) -> None:
@@ -215,9 +182,7 @@ def _watch_spans(module: ModuleType) -> None:
 
 def _watch_requests(module: ModuleType) -> None:
     if _spans_are_kept():
-        from raydebug.worker import span_ring
-
-        _quietly(span_ring.watch_requests, module, what="spans of requests")
+        _Hook("span_ring:watch_requests", "spans of requests")(module)
 
 
 def _offer_replay(_module: ModuleType) -> None:
@@ -255,10 +220,10 @@ SPANS_IN = ("verl.utils.profiler.performance", "verl.utils.debug.performance", "
 
 # Source: ray 2.60.0 util/rpdb.py:298 and 343 call `ray.util.debugpy.set_trace` and `_post_mortem`.
 # torch: what a child of a training process (vLLM's engine, a data loader's worker) imports; it takes seconds anyway.
-_ON_LOAD = {
-    "code": _hook_stdin_debuggers,
-    "debugpy._vendored.force_pydevd": _nothing,
-    "pdb": _hook_stdin_debuggers,
+_ON_LOAD: dict[str, Callable[[ModuleType], None]] = {
+    "code": _Hook("stdin_debuggers:hook_console", "pause in code"),
+    "debugpy._vendored.force_pydevd": lambda _module: None,  # it must only not replace breakpoint(): _HookedLoader
+    "pdb": _Hook("stdin_debuggers:hook_pdb", "pause in pdb"),
     "ray.util.debugpy": _hook_ray_debugger,
     "ray.util.rpdb": _hook_rpdb,
     "ray._private.function_manager": _hook_function_manager,
@@ -266,14 +231,16 @@ _ON_LOAD = {
     "multiprocessing.process": _hook_children,
     "threading": watch_threads,
     "torch": _hook_torch,
-    "torch._dynamo.trace_rules": _keep_out_of_graphs,
-    "torch.distributed.distributed_c10d": _widen_groups,
-    "torch.optim.optimizer": _watch_module_outputs,
+    "torch._dynamo.trace_rules": _Hook("torch_hooks:keep_out", "breakpoints outside of torch.compile"),
+    "torch.distributed.distributed_c10d": _Hook("torch_hooks:widen_groups", "longer timeouts", variables.GROUP_TIMEOUT),
+    "torch.optim.optimizer": _Hook("nonfinite:watch_trainers", "tripwires", variables.STOP_ON),
     "vllm.v1.engine.async_llm": _watch_requests,
     "verl.trainer.ppo.v1.trainer_sync": _offer_replay,
     "verl.utils.tensordict_utils": _patch,
     "vllm.model_executor.models.vision": _patch,
 }
+# debugpy imports these, and who holds the guard may be waiting for that import.
+_UNGUARDED = ("code", "pdb", "debugpy._vendored.force_pydevd")
 
 
 def _hooks() -> dict[str, Callable[[ModuleType], None]]:

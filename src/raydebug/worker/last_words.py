@@ -27,8 +27,7 @@ from raydebug.protocol import messages, node_facts, wire
 
 if TYPE_CHECKING:
     from raydebug.protocol.death import LastWords
-    from raydebug.protocol.questions import NodeBody
-    from raydebug.protocol.spans import SpansRecord
+    from raydebug.protocol.questions import NodeBody, SpansRecord
 
 # Limit of what a thread of the user waits for another one that sends, and then for a gateway that does not read.
 SEND_S = 0.2

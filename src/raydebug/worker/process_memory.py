@@ -9,8 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from raydebug.protocol.memory import DeviceMemory, NodeMemory, ProcessMemory
-from raydebug.protocol.questions import Nothing
+from raydebug.protocol.questions import DeviceMemory, NodeMemory, Nothing, ProcessMemory
 from raydebug.worker import control_channel, memory_in_use, spans
 from raydebug.worker.census import answering
 from raydebug.worker.frames import MAX_NAME

@@ -30,7 +30,7 @@ NOT_SHARED = {"_", "PWD", "OLDPWD", "SHLVL"}
 RAYS_OWN = ("RAY", "CUDA_VISIBLE")
 
 
-def share_exports() -> None:
+def share_exports(_module: object = None) -> None:
     """Add to the job's runtime_env what changed between its entrypoint and this process; never raises.
 
     A script that becomes its program (`exec python ...`) leaves no process with the variables from before, and shares

@@ -35,7 +35,8 @@ from raydebug.protocol.snapshot import (
     SnapshotDocument,
     SnapshotSummary,
 )
-from raydebug.worker import dial_in, frame_locals, records, source, training_step
+from raydebug.worker import dial_in, frame_locals, records, training_step
+from raydebug.worker.frames import lines_of
 from raydebug.worker.saved_values import MAX_CHARS, Values, attributes_of, type_name
 
 LIMIT_S = 0.25
@@ -293,7 +294,7 @@ def _locals(frame: FrameType) -> Iterator[tuple[str, object]]:
 
 def _add_source(saved: SavedFrame) -> None:
     with contextlib.suppress(Exception):
-        lines = source.lines_of(saved["file"])
+        lines = lines_of(saved["file"])
         first = max(1, saved["line"] - LINES_BEFORE)
         found = [text.rstrip("\n")[:MAX_LINE] for text in lines[first - 1 : saved["line"] + LINES_AFTER]]
         if found:

@@ -15,9 +15,8 @@ from collections import deque
 from types import ModuleType
 from typing import Any
 
-from raydebug.protocol.questions import SpansBody
+from raydebug.protocol.questions import MOST_AT_ONCE, REQUEST, SpanRecord, SpansBody, SpansRecord
 from raydebug.protocol.secrets import scrubbed
-from raydebug.protocol.spans import MOST_AT_ONCE, REQUEST, SpanRecord, SpansRecord
 from raydebug.worker import last_words, spans
 
 MOST = 20_000

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from raydebug import worker
 from raydebug.worker.frame_locals import locals_of
+from raydebug.worker.frames import outwards
 from raydebug.worker.training_step import attributes_of, step_of
 
 STEP, TOOLS = "step", "tool_calls"  # the timers of a whole step, and around the tools of a sample
@@ -87,20 +88,17 @@ def _owner(name: str, frame: FrameType | None, *, in_task: bool) -> tuple[str, s
         step = step_of(frame)
         return ("" if step is None else str(step)), ""
     note = ""
-    for _ in range(MAX_FRAMES if in_task else 0):
-        if frame is None:
-            break
-        if name == TOOLS and not note and "agent_data" in frame.f_code.co_varnames:
-            calls = attributes_of(locals_of(frame).get("agent_data")).get("tool_calls")
+    for one in itertools.islice(outwards(frame), MAX_FRAMES if in_task else 0):
+        if name == TOOLS and not note and "agent_data" in one.f_code.co_varnames:
+            calls = attributes_of(locals_of(one).get("agent_data")).get("tool_calls")
             names = [attributes_of(call).get("name") for call in calls] if type(calls) is list else []
             note = ", ".join(tool for tool in names if type(tool) is str)
-        if frame.f_code.co_name == "_run_agent_loop":
-            local: Any = locals_of(frame)
+        if one.f_code.co_name == "_run_agent_loop":
+            local: Any = locals_of(one)
             trajectory = local.get("trajectory", {})
             uid = local.get("kwargs", {}).get("uid", trajectory.get("sample_index"))
             plain = [str(part) for part in (uid, trajectory.get("rollout_n")) if type(part) in (str, int)]
             return "-".join(plain), note
-        frame = frame.f_back
     return "", note
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import socket
 import sys
 import threading
 import time
@@ -19,20 +20,30 @@ from typing import Any, TypeVar
 
 from raydebug.protocol.node_facts import cpu_seconds, io_bytes
 from raydebug.protocol.questions import FramesBody, StacksBody
-from raydebug.protocol.records import FramesRecord, OpenCall, StackFrame, StacksRecord, ThreadStack, digest_of
+from raydebug.protocol.records import (
+    MAX_ITEMS,
+    FramesRecord,
+    OpenCall,
+    StackFrame,
+    StacksRecord,
+    ThreadStack,
+    digest_of,
+)
 from raydebug.protocol.secrets import scrubbed
 from raydebug.protocol.snapshot import SavedValue
-from raydebug.worker import calls, flight_recorder, ray_collectives, records, source
+from raydebug.worker import calls, flight_recorder, records
 from raydebug.worker.frame_locals import CO_OPTIMIZED, locals_of
-from raydebug.worker.frames import MAX_NAME, active_thread, is_users
-from raydebug.worker.open_files import read_open_files
+from raydebug.worker.frames import MAX_NAME, active_thread, is_users, line_at, outwards
 from raydebug.worker.saved_values import Values
-from raydebug.worker.thread_waits import note_waits
+from raydebug.worker.thread_waits import note_waits, shared_memory_id
 
 MAX_FRAMES, MAX_THREADS, MAX_TASKS = 64, 200, 100
 MAX_AWAITED = 1000  # coroutines that await one another
 OUTERMOST = 16  # of the frames of a deep stack
 MAX_LOCALS, LOCALS_S, LOCALS_BYTES = 40, 1.0, 200_000  # of a frame; of a look
+MAX_FILES = 4096
+FILES = "/proc/self/fd"
+SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - only what processes have open there is looked at
 MAX_OBJECTS = 10_000  # of all threads: 0.6 MB of an answer
 # asyncio's own sets of tasks: CPython 3.11 asyncio/tasks.py `_all_tasks`; 3.12 and 3.13 have the other two.
 TASK_SETS = ("_all_tasks", "_scheduled_tasks", "_eager_tasks")
@@ -86,7 +97,7 @@ def collect(*, with_locals: bool = False) -> StacksRecord:
             record["rank"], record["world"] = own
             record["collectives"] = flight_recorder.read_groups()
     with contextlib.suppress(Exception):
-        if groups := ray_collectives.read_groups([frames for _, _, frames in seen]):
+        if groups := flight_recorder.read_ray_groups([frames for _, _, frames in seen]):
             record["collectives"] = [*record.get("collectives", []), *groups]
     with contextlib.suppress(OSError):
         record["listens"], record["pipes"] = read_open_files()
@@ -132,11 +143,7 @@ def _of_each_kind(stacks: list[_Stack], limit: int) -> list[_Stack]:
 
 def callers(frame: FrameType | None) -> list[FrameType]:
     """Return a frame and its callers, innermost first."""
-    frames: list[FrameType] = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return _shorten(frames)
+    return _shorten([*outwards(frame)])
 
 
 def _shorten(frames: list[FrameType]) -> list[FrameType]:
@@ -150,7 +157,7 @@ def _describe(name: str, frames: list[FrameType], owner: Any, values: Values | N
         file, line = frame.f_code.co_filename, frame.f_lineno or 0
         place: StackFrame = {"file": file, "line": line, "function": frame.f_code.co_qualname[:MAX_NAME]}
         if frame is frames[0] or (is_users(frame) and "-packages/" not in file):
-            place["text"] = source.line_at(file, line)
+            place["text"] = line_at(file, line)
             if values is not None and frame.f_code.co_flags & CO_OPTIMIZED:
                 found = values.add([*locals_of(frame).items()][:MAX_LOCALS], depth=0)
                 place["locals"] = [f"{name} = {_text_of(values.saved[at])}" for name, at in found.items()]
@@ -202,3 +209,37 @@ def _awaiting(coroutine: Any) -> Iterator[FrameType]:
         if frame is not None:
             yield frame
         coroutine = getattr(coroutine, f"{prefix}_yieldfrom" if prefix == "gi" else f"{prefix}_await", None)
+
+
+# Others wait for answers of this process at its ports and pipes
+
+
+def read_open_files() -> tuple[list[int], list[int]]:
+    """Return the TCP ports that this process listens on, and the ids of its pipes: inodes, or `shared_memory_id`.
+
+    Shared memory, in which queues are, counts as a pipe.
+    The kernel is asked about each socket: its table of all connections takes 8 ms to read where there are some hundred.
+    """
+    ports, pipes = set(), set()
+    for name in os.listdir(FILES)[:MAX_FILES]:
+        with contextlib.suppress(OSError, ValueError):  # it was closed meanwhile
+            kind, _, inode = os.readlink(f"{FILES}/{name}").partition(":")
+            if kind == "pipe":
+                pipes.add(int(inode.strip("[]")))
+            elif kind.startswith(SHARED_MEMORY):
+                pipes.add(shared_memory_id(int(name)))
+            elif kind == "socket" and (port := _listening_port(int(name))):
+                ports.add(port)
+    return sorted(ports)[:MAX_ITEMS], sorted(pipes)[:MAX_ITEMS]
+
+
+def _listening_port(number: int) -> int | None:
+    """Return the port of a listening socket; None of any other."""
+    # Without SOCK_NONBLOCK this call itself makes the program's descriptor non-blocking, where the program has set a
+    # default timeout (CPython 3.11 to 3.13 Modules/socketmodule.c, `init_sockobject`).
+    own = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK, 0, fileno=number)
+    try:
+        address = own.getsockname() if own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else None
+    finally:
+        own.detach()  # it is not closed here: it belongs to the program
+    return int(address[1]) if isinstance(address, tuple) else None

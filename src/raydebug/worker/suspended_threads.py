@@ -22,7 +22,7 @@ from typing import Any
 from raydebug.protocol import messages
 from raydebug.protocol.wire import Message
 from raydebug.worker import records
-from raydebug.worker.frames import start_thread
+from raydebug.worker.frames import outwards, start_thread
 
 
 class SuspendedThreads:
@@ -241,10 +241,7 @@ def programs_tracer_kept() -> Iterator[None]:
     tracer = sys.gettrace()
     frames = []
     if tracer is not None and not _is_pydevds(tracer):
-        frame = sys._getframe(2)  # behind contextlib
-        while frame is not None:
-            frames.append((frame, frame.f_trace))
-            frame = frame.f_back  # type: ignore[assignment]
+        frames = [(frame, frame.f_trace) for frame in outwards(sys._getframe(2))]  # behind contextlib
     try:
         yield
     finally:

@@ -152,16 +152,14 @@ def _mark(frame: FrameType | None, tracer: Any) -> None:
 
     pydevd leaves its own tracer in frames of an earlier pause, which would take over the thread's tracing.
     """
-    while frame is not None:
-        frame.f_trace = tracer if frames.is_users(frame) else None
-        frame = frame.f_back
+    for one in frames.outwards(frame):
+        one.f_trace = tracer if frames.is_users(one) else None
 
 
 def _unmark(frame: FrameType | None, tracer: Any) -> None:
-    while frame is not None:
-        if frame.f_trace is tracer:
-            frame.f_trace = None
-        frame = frame.f_back
+    for one in frames.outwards(frame):
+        if one.f_trace is tracer:
+            one.f_trace = None
 
 
 def _return_tracing() -> None:

@@ -21,10 +21,8 @@ from types import FrameType
 from typing import Any, Literal
 
 from raydebug.protocol.records import MAX_ITEMS, ThreadStack
-from raydebug.worker import source
 from raydebug.worker.frame_locals import locals_of
-from raydebug.worker.frames import is_users
-from raydebug.worker.open_files import shared_memory_id
+from raydebug.worker.frames import is_users, lines_of
 
 MAX_PARSED_BYTES = 400_000  # of a source file that is searched for the `with` blocks of a frame
 LOCKS: tuple[type, ...] = (type(threading.Lock()), type(threading.RLock()))
@@ -90,7 +88,7 @@ def _note_call(stack: ThreadStack, frame: FrameType) -> None:
 def _called(path: str, place: tuple[int | None, int | None, int | None, int | None]) -> tuple[str, ...]:
     """Return the dotted name that the call at a place of a source file calls; empty if there is no such call."""
     line, end, start_column, end_column = place
-    lines = [text.encode() for text in source.lines_of(path)[(line or 1) - 1 : end]] if line else []
+    lines = [text.encode() for text in lines_of(path)[(line or 1) - 1 : end]] if line else []
     if not lines or start_column is None:
         return ()
     lines[-1] = lines[-1][:end_column]  # columns are bytes
@@ -153,6 +151,11 @@ def _source_of(module: str) -> str:
 
 def _is_of(frame: FrameType, module: str) -> bool:
     return module in sys.modules and frame.f_code.co_filename == _source_of(module)
+
+
+def shared_memory_id(file: int) -> int:
+    """Return the same number in each process that has this memory open; it is negative, as no pipe's is."""
+    return -os.fstat(file).st_ino
 
 
 def _peer(connection: socket.socket) -> str:
@@ -265,7 +268,7 @@ def _note_locks(stack: ThreadStack, frames: list[FrameType]) -> list[str]:
 @functools.lru_cache(64)
 def _with_blocks(path: str) -> list[tuple[int, int, int, tuple[str, ...]]]:
     """Return first and last line, first line of the body, and dotted name of what each `with` statement enters."""
-    text = "".join(source.lines_of(path))
+    text = "".join(lines_of(path))
     if not text or len(text) > MAX_PARSED_BYTES or "with " not in text:
         return []
     return [

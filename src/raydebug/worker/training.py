@@ -17,9 +17,8 @@ from types import FrameType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from raydebug.protocol.questions import Nothing
+from raydebug.protocol.questions import Nothing, OpenRequest, OpenReward, OpenSample, TrainingWords
 from raydebug.protocol.secrets import scrubbed
-from raydebug.protocol.training import OpenRequest, OpenReward, OpenSample, TrainingWords
 from raydebug.worker import calls, spans
 from raydebug.worker.frame_locals import locals_of
 from raydebug.worker.frames import MAX_NAME, active_thread, is_users

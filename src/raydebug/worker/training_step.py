@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from types import FrameType, GetSetDescriptorType
 from typing import Any
 
 from raydebug.worker.frame_locals import CO_OPTIMIZED, locals_of
+from raydebug.worker.frames import outwards
 
 # verl 0.9.1 counts in `self.global_steps` of its trainer and passes it along with the batch: in a DataProto's
 # `meta_info["global_steps"]`, in a TensorDict's "global_steps", once for the batch or once for each of its rows
@@ -16,14 +18,8 @@ MAX_FRAMES = 60
 
 def step_of(frame: FrameType | None) -> int | None:
     """Return the step in the nearest caller that has one, or None."""
-    for _ in range(MAX_FRAMES):
-        if frame is None:
-            return None
-        found = step_of_frame(frame)
-        if found is not None:
-            return found
-        frame = frame.f_back
-    return None
+    steps = map(step_of_frame, islice(outwards(frame), MAX_FRAMES))
+    return next((step for step in steps if step is not None), None)
 
 
 def step_of_frame(frame: FrameType) -> int | None:
