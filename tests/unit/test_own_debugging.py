@@ -91,6 +91,54 @@ async def test_debuggers_that_read_an_empty_stdin(gateway):
     assert (out.endswith("went on True\n"), "Traceback" in err) == (True, False), out + err
 
 
+POST_MORTEM = """\
+import pdb, sys
+try:
+    1 / 0
+except ZeroDivisionError:
+    pdb.post_mortem()
+from IPython import embed
+def look(x):
+    embed(header="look")
+look(7)
+print("went on")
+"""
+
+
+async def test_post_mortem_and_embed_with_an_empty_stdin(gateway):
+    """`pdb.post_mortem` pauses at the line that raised, `IPython.embed` at its own."""
+    terminal = gateway.folder / "IPython" / "terminal"
+    terminal.mkdir(parents=True)
+    (terminal / "__init__.py").touch()
+    (terminal.parent / "__init__.py").write_text("from .terminal.embed import embed\n")
+    (terminal / "embed.py").write_text("def embed(*, header='', **options): raise EOFError\n")
+    program = gateway.start(POST_MORTEM)
+    pauses = [await go_on(gateway) for _ in range(2)]
+    assert [(pause["kind"], pause["line"]) for pause in pauses] == [("post-mortem", 3), ("breakpoint", 8)]
+    assert said(program)[0] == "went on\n"
+
+
+JOINS_ALL = """\
+import os, sys, threading
+from raydebug.worker import control_channel, frames
+control_channel.open_channel()
+control_channel._channel.introduce()
+for thread in threading.enumerate():
+    if thread is not threading.main_thread():
+        thread.join()
+print(len(frames.own_threads), threading.active_count(), [one["name"] for one in stacks.collect()["threads"]])
+short = frames.start_thread(lambda: None, "short")
+short.join()
+print(short.is_alive(), len(frames.own_threads))
+""".replace("import control_channel, frames", "import control_channel, frames, stacks")
+
+
+def test_program_that_joins_all_of_its_threads(gateway):
+    """A thread of ours is not among those that threading.enumerate() lists, and a look at stacks leaves it out."""
+    program = gateway.start(JOINS_ALL, RAYDEBUG_JOB="j")
+    assert said(program) == ("1 1 ['MainThread']\nFalse 1\n", "")
+
+
 async def test_program_that_imports_debugpy_while_a_thread_pauses(gateway):
     """An import of debugpy that has begun when another thread comes to its first breakpoint ends, and both go on."""
     program = gateway.start(IMPORTS_WHILE_A_THREAD_PAUSES)

@@ -266,6 +266,22 @@ def test_expressions(values: Values, expression: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("rows.shape", "(64, 31)"),
+        ("rows.dtype", "float32"),
+        ("rows.device", "'cpu'"),
+        ("rows.shape, len(rows)", "((64, 31), 64)"),
+    ],
+)
+def test_arrays_of_numpy(expression: str, text: str) -> None:
+    """The facts about an array are numpy's, not torch's; several values are shown with commas between them."""
+    about: Any = {"shape": [64, 31], "dtype": "float32", "device": "cpu", "storage": "numpy 0x1"}
+    array = Values([{"type": "numpy.ndarray", "tensor": about}])
+    assert array.text(array.evaluate({"rows": 0}, expression), 1_000) == text
+
+
+@pytest.mark.parametrize(
     ("expression", "why"),
     [
         *((code, REFUSED) for code in (

@@ -584,7 +584,7 @@ def test_snapshot_of_all_pauses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 
     monkeypatch.setattr(gateway_client, "save_pause", save)
     with pytest.raises(typer.Exit) as left:
-        snapshot("all", None, "default")
+        snapshot("all", None, None, "default")
     shown = capsys.readouterr()
     assert left.value.exit_code == 1
     assert shown.out == f"{tmp_path}/raydebug/runs/raydebug-1/snapshots/c3.snapshot.gz\n"
@@ -593,4 +593,4 @@ def test_snapshot_of_all_pauses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
         "error: pause 2 is gone",
     ]
     with pytest.raises(RaydebugError, match="pause 1 is gone"):
-        snapshot("1", None, "default")
+        snapshot("1", None, None, "default")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,9 +18,10 @@ import pytest
 
 from gateway_under_test import GatewayUnderTest
 from raydebug.client.gateway_client import fetch_snapshot, fetch_snapshots, save_pause
+from raydebug.errors import RaydebugError
 from raydebug.protocol.snapshot import FORMAT, MAX_BYTES, MAX_OF_JOB
 from raydebug.snapshot.console import exception_lines
-from raydebug.worker import crashes, import_hooks, snapshot
+from raydebug.worker import crashes, import_hooks, snapshot, tensor_summary
 from raydebug.worker.saved_values import Values
 
 LONG = os.environ.get("RAYDEBUG_TEST_LONG") == "1"
@@ -541,3 +543,38 @@ def test_of_a_pause(gateway, body: str, mode: str):
     assert local(document, "loss")["text"] == "2.5"
     assert len(document["exceptions"]) == int(mode)
     gateway.pauses()  # it is still paused
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"), [("f4", "float32"), (">f4", ">f4"), ("M8[ns]", "datetime64[ns]"), ("U3", "<U3")]
+)
+def test_type_of_an_array(kind: str, shown: str) -> None:
+    """An array that came from another process, too, has the name of its type, as far as the name says all."""
+    numpy = pytest.importorskip("numpy")
+    array = pickle.loads(pickle.dumps(numpy.zeros(3, kind)))
+    assert tensor_summary.summarize(array, type(array), 8)["dtype"] == shown
+
+
+WAITS = """
+from raydebug.worker import control_channel
+control_channel.open_channel()
+import threading
+def wait(shard):
+    print("waits", flush=True)
+    threading.Event().wait()
+wait(4)
+"""
+
+
+@pytest.mark.timeout(60)
+def test_of_a_process_that_waits(gateway):
+    """A process that waits in C, where no pause is possible, is saved over its control channel; none is refused."""
+    program = gateway.start(WAITS, RAYDEBUG_JOB="j1", RAYDEBUG_SNAPSHOTS="0")
+    assert program.stdout.readline() == "waits\n"
+    assert save_pause(gateway, f"pid:{program.pid}")["kind"] == "pause"
+    (document,) = of_job(gateway)
+    (frame,) = [one for one in document["frames"] if one["function"] == "wait" and "program" in one["file"]]
+    assert document["values"][frame["locals"]["shard"]]["text"] == "4"
+    assert (document["thread"], gateway.pauses(0)) == ("MainThread", [])
+    with pytest.raises(RaydebugError, match="process 1 is not a process of a job"):
+        save_pause(gateway, "pid:1")

@@ -108,16 +108,26 @@ def snapshot(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Instead of a file in the run's folder.")
     ] = None,
+    pid: Annotated[
+        str | None, typer.Option("--pid", metavar="PID[@IP]", help="A process that runs or waits; it is not paused.")
+    ] = None,
     name: Name = "default",
 ) -> None:
     """Save frames, locals and tensor summaries of a pause in a file; the pause stays.
 
-    Example: raydebug snapshot all
+    Example:
+      raydebug snapshot all
+      raydebug snapshot --pid 7311      what its active thread does, also in a wait that no pause can reach
     """
+    from raydebug.cli.pauses import process_target
     from raydebug.client.gateway_client import fetch_pauses
     from raydebug.cluster.find import load_cluster
 
+    process = process_target(pid, None, None, others=(target,))
     cluster = load_cluster(name)
+    if process is not None:
+        _save(cluster, process, output)
+        return
     ids = [pause["id"] for pause in fetch_pauses(cluster)]
     chosen = ids if target in (None, "all") else [str(target)]
     if not chosen:
@@ -157,7 +167,7 @@ def _save(cluster: Cluster, pause_id: str, output: Path | None) -> None:
             write_named(output, file)
     except OSError as error:
         raise RaydebugError(
-            f"the snapshot of pause {pause_id} cannot be written",
+            "the snapshot cannot be written",
             cause=str(error),
             fix="name another file: --output FILE",
             code="snapshot.not-written",

@@ -145,7 +145,7 @@ def attach(
     from raydebug.console.session import GatewayAddress
     from raydebug.console.unmanaged_session import UnmanagedCluster
 
-    process = _process(pid, worker, thread, others=(target, ranks, job))
+    process = process_target(pid, worker, thread, others=(target, ranks, job))
     selection = _selection(target, ranks, job, steal=steal)
     cluster = _find(name, address)
     commands = execute or ()
@@ -196,7 +196,9 @@ def named_if_lost(cluster: Cluster) -> Iterator[None]:
         ) from failure
 
 
-def _process(pid: str | None, worker: str | None, thread: str | None, *, others: tuple[str | None, ...]) -> str | None:
+def process_target(
+    pid: str | None, worker: str | None, thread: str | None, *, others: tuple[str | None, ...]
+) -> str | None:
     """Return the process that is to be paused, or a thread of it, in the gateway's words; None if a pause is meant."""
     if (pid, worker, thread) == (None, None, None):
         return None

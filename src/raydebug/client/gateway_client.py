@@ -261,10 +261,10 @@ def fetch_snapshot(cluster: Cluster, job: str, snapshot_id: str) -> bytes:
 
 
 def save_pause(cluster: Cluster, pause_id: str) -> SnapshotSummary:
-    """Have a snapshot made of a pause, and return its summary.
+    """Have a snapshot made of a pause, or of a process by messages.PID, and return its summary.
 
     Raises:
-        RaydebugError: there is no such pause, or its process cannot make one.
+        RaydebugError: there is no such pause or process, or it cannot make one.
     """
     snapshot: SnapshotSummary = request(cluster, "POST", "/snapshots", {"pause": pause_id})["snapshot"]
     return snapshot

@@ -59,7 +59,7 @@ class ProcessesRequestBody(Choice, total=False):
 
 
 class SnapshotRequestBody(TypedDict, total=False):
-    """Body of `POST /snapshots`: the pause to make one of."""
+    """Body of `POST /snapshots`: the pause, or the process as `attach` names it, to make one of."""
 
     pause: records.Name
 

@@ -9,10 +9,11 @@ import secrets
 from typing import Any
 
 from raydebug.gateway.board import Board
-from raydebug.gateway.channel import NoAnswer
+from raydebug.gateway.channel import ControlChannel, NoAnswer
 from raydebug.gateway.client_requests import Refused
 from raydebug.gateway.control import Control
 from raydebug.gateway.kept import KeptPerJob, Living, size_of
+from raydebug.gateway.pause_requests import choose
 from raydebug.protocol import messages, records, wire
 from raydebug.protocol.questions import SAVE_PAUSE, SavePauseBody
 from raydebug.protocol.records import BadRecord
@@ -101,21 +102,32 @@ class Snapshots:
     async def save_pause(self, pause_id: str, board: Board, control: Control) -> SnapshotSummary:
         """Request a snapshot of a pause from its process, and return its summary.
 
+        Args:
+            pause_id: which; or a process as `choose` takes it (pause_requests.py), whose active thread is saved.
+            board: has the pauses.
+            control: has the processes.
+
         Raises:
-            Refused: there is no such pause, or its process cannot make one.
+            Refused: there is no such pause or process, or it cannot make one.
         """
-        pause = board.get(pause_id)
-        if pause is None:
-            raise Refused("pause.gone", f"there is no pause {pause_id}", "see `raydebug paused`")
-        channel = control.channel_of(pause.process.instance)
+        body, name = SavePauseBody(), "process"
+        if pause_id.startswith(messages.PID):
+            channel: ControlChannel | None = choose(pause_id, [*control.channels])
+        else:
+            pause = board.get(pause_id)
+            if pause is None:
+                raise Refused("pause.gone", f"there is no pause {pause_id}", "see `raydebug paused`")
+            name, body["threadId"] = f"pause-{pause_id}", pause.thread_id
+            channel = control.channel_of(pause.process.instance)
         job = channel.about.get("job") if channel is not None else None
         if channel is None or not job:
             cause = "its process has no control channel: it is in no job of `raydebug run`, or has not imported ray"
             raise Refused("snapshot.no-channel", cause, "look at it with `raydebug attach`")
-        key = (job, f"pause-{pause_id}-{secrets.token_hex(2)}")
+        key = (job, f"{name}-{secrets.token_hex(2)}")
+        body["id"] = key[1]
         self._requested.add(key)
         try:
-            answer = await channel.ask(SAVE_PAUSE, SavePauseBody(id=key[1], threadId=pause.thread_id), PAUSE_S)
+            answer = await channel.ask(SAVE_PAUSE, body, PAUSE_S)
         finally:
             self._requested.remove(key)
         if (made := next((one for one in self.of_job(job) if one.get("id") == key[1]), None)) is not None:

@@ -63,7 +63,7 @@ class SavePauseBody(TypedDict, total=False):
     """Of `save-pause`."""
 
     id: Name  # of the snapshot
-    threadId: int  # as DAP numbers it
+    threadId: int  # as DAP numbers it; without one it is the active thread
 
 
 class BreaksBody(TypedDict, total=False):
@@ -301,7 +301,7 @@ PAUSE = _row("pause", PauseBody, Refusal, only_gateway=True)
 WITHDRAW = _row("withdraw", PauseBody, Nothing, only_gateway=True)
 """Cancels a `pause`."""
 SAVE_PAUSE = _row("save-pause", SavePauseBody, Nothing, only_gateway=True)
-"""Has a snapshot sent of a paused thread; answered when the gateway has it."""
+"""Has a snapshot sent of a thread; answered when the gateway has it."""
 BREAKS = _row("breaks", BreaksBody, Nothing, only_gateway=True)
 """Each breakpoint added is reported by a BREAK."""
 NODE = _row("node", NodeBody, NodeFacts, only_gateway=True)

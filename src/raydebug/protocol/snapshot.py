@@ -29,6 +29,9 @@ Sources: omegaconf 2.3 basecontainer.py and nodes.py, tensordict 0.10 _td.py. Te
 """
 
 
+NUMPYS = "numpy "
+
+
 class SnapshotSummary(TypedDict, total=False):
     """The facts about a snapshot that lists show; a process offers it to the gateway before it sends the file."""
 
@@ -64,7 +67,7 @@ class TensorSummary(TypedDict, total=False):
     stride: list[int | str]
     requires_grad: bool
     bytes: int
-    storage: str  # equal for tensors that share memory
+    storage: str  # equal for tensors that share memory; an array's begins with NUMPYS
     sampled: int  # number of elements that the statistics were computed from
     nan: int
     inf: int

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 
 from raydebug.console.view import number, shape
-from raydebug.protocol.snapshot import CONTENT, SavedValue
+from raydebug.protocol.snapshot import CONTENT, NUMPYS, SavedValue
 from raydebug.protocol.wire import Message
 from raydebug.render import visible
 
@@ -20,7 +20,7 @@ MOST_CHARS = 500  # of an expression: it is walked recursively
 _BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}"), "dict": ("{", "}")}
 _NAMED = ("type", "function", "builtin_function_or_method", "method", "module")  # `text` of these is a name
 _BYTES = ("b'", 'b"', "bytearray(")  # `text` of these is a repr
-_UNQUOTED = {"dtype": "torch.dtype", "device": "torch.device"}
+_TYPES = ({"dtype": "torch.dtype", "device": "torch.device"}, {"dtype": "numpy.dtype"})  # of torch's facts, of numpy's
 
 
 class NotThere(Exception):
@@ -48,7 +48,7 @@ class Values:
     # Look up
 
     def evaluate(self, names: Mapping[str, int], expression: str) -> int:
-        """Return the index of the value of an expression: a name, with attributes and items; or its len().
+        """Return the index of the value of an expression: names, with attributes and items; or their len().
 
         Args:
             names: the locals of a frame.
@@ -80,6 +80,10 @@ class Values:
                 return self._item(self._reach(names, owner), -key)
             case ast.Call(func=ast.Name(id="len"), args=[owner], keywords=[]):
                 return self._length(self._reach(names, owner))
+            case ast.Tuple(elts=parts):
+                items = [self._reach(names, part) for part in parts]
+                self._saved.append({"type": "tuple", "length": len(items), "items": items})
+                return len(self._saved) - 1
         raise NotThere(REFUSED)
 
     def _attribute(self, index: int, name: str) -> int:
@@ -126,14 +130,15 @@ class Values:
 
     def _facts(self, index: int) -> dict[str, int]:
         """Return the facts about a tensor as values; nothing for other values."""
-        facts = {}
-        for name, fact in self[index].get("tensor", {}).items():
+        facts, tensor = {}, self[index].get("tensor", {})
+        is_numpys = tensor.get("storage", "").startswith(NUMPYS)
+        for name, fact in tensor.items():
             if isinstance(fact, list):
                 items = [self._add(index, f"{name} {at}", _scalar(one)) for at, one in enumerate(fact)]
-                kind = "torch.Size" if name == "shape" else "list"
+                kind = ("tuple" if is_numpys else "torch.Size") if name == "shape" else "list"
                 facts[name] = self._add(index, name, {"type": kind, "length": len(items), "items": items})
             else:
-                facts[name] = self._add(index, name, _scalar(fact, _UNQUOTED.get(name)))
+                facts[name] = self._add(index, name, _scalar(fact, _TYPES[is_numpys].get(name)))
         return facts
 
     def _add(self, index: int, name: str, value: SavedValue) -> int:

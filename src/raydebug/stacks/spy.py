@@ -25,7 +25,7 @@ TIMEOUT_S = 20.0  # of one process; C frames of a training with many libraries t
 MAX_FRAMES = 64
 SYS_PTRACE = 19  # bit of capabilities(7)
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
-OURS = ("raydebug-control",)
+OURS = ("/raydebug/worker/control_channel.py", "_serve")  # file and function of the control channel's thread
 STOPPED, GONE, UNINTERRUPTIBLE = ("T", "t"), ("", "Z", "X"), "D"  # proc_pid_stat(5)
 
 
@@ -87,7 +87,7 @@ def _run_spy(pid: int, *options: str) -> Seen:
     argv = [str(spy), "dump", "--json", "--pid", str(pid), *options]
     try:
         printed = process.run(argv, timeout_s=TIMEOUT_S)
-        threads = [thread for thread in json.loads(printed[printed.index("[") :]) if thread["thread_name"] not in OURS]
+        threads = [thread for thread in json.loads(printed[printed.index("[") :]) if not _is_ours(thread)]
         title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
     except (OSError, ValueError):
         return {"cause": f"process {pid} has ended", "fix": "try again"}
@@ -103,6 +103,10 @@ def _run_spy(pid: int, *options: str) -> Seen:
         return explain(owner, reader, _ptrace_scope(), may_trace=may_trace)
     found = sorted(map(_describe, threads), key=lambda one: (not one.get("gil"), one["name"] != "MainThread"))
     return {"threads": found, "title": title.decode(errors="replace")}
+
+
+def _is_ours(thread: dict[str, Any]) -> bool:
+    return any(frame["filename"].endswith(OURS[0]) and frame["name"] == OURS[1] for frame in thread["frames"])
 
 
 def _describe(thread: dict[str, Any]) -> ThreadStack:

@@ -21,7 +21,7 @@ from raydebug.protocol import messages, wire
 from raydebug.protocol.questions import SavePauseBody
 from raydebug.protocol.snapshot import SnapshotSummary
 from raydebug.worker import dial_in
-from raydebug.worker.frames import is_debuggers, is_users, outwards, start_thread
+from raydebug.worker.frames import active_thread, is_debuggers, is_users, outwards, start_thread
 
 ANSWER_S = 0.75  # how long a crash waits for the answer of a busy gateway
 # How long a crash waits until its snapshot is sent: mostly 20 ms. Its process is often ended next, by itself or by Ray.
@@ -73,11 +73,20 @@ def _is_crash(error: BaseException) -> bool:
 
 
 def save_pause(body: SavePauseBody) -> Callable[[Callable[..., None]], None]:
-    """Send a snapshot of a paused thread; the answer follows when the gateway has it."""
+    """Send a snapshot of a paused thread, or of the active one; the answer follows when the gateway has it."""
     with worker.fork_guard:
         from raydebug.worker import pause, snapshot, suspended_threads
-    threads = (thread for thread in threading.enumerate() if suspended_threads.dap_id(thread) == body["threadId"])
-    if (thread := next(threads, None)) is None:
+    wanted, active = body.get("threadId"), active_thread()
+    if (
+        thread := next(
+            (
+                one
+                for one in threading.enumerate()
+                if (one.ident == active if wanted is None else suspended_threads.dap_id(one) == wanted)
+            ),
+            None,
+        )
+    ) is None:
         raise LookupError("its thread has ended")
     error = pause.shown_errors.get(thread.ident or 0)
     paused_at = sys._current_frames()[thread.ident or 0]

@@ -80,15 +80,43 @@ def is_debuggers(frame: FrameType) -> bool:
     return path.startswith(_OWN) or any(part in path for part in _DEBUGGER)
 
 
+own_threads: set[int] = set()
+"""Idents of our own threads."""
+os.register_at_fork(after_in_child=own_threads.clear)
+
+
+class _OwnThread(threading.Thread):
+    """A thread that threading.enumerate() does not list: a program may wait for the end of all that are listed.
+
+    Source: CPython 3.11 to 3.13 threading.py: `_active`, from which a thread removes itself at its end (`_delete`).
+    """
+
+    pydev_do_not_trace = is_pydev_daemon_thread = True
+    hidden: threading.Event
+
+    def run(self) -> None:
+        listed: dict[int, threading.Thread] = threading._active  # type: ignore[attr-defined]
+        ident = threading.get_ident()
+        own_threads.add(ident)
+        listed.pop(ident)
+        self.hidden.set()
+        try:
+            super().run()
+        finally:
+            listed[ident] = self
+            own_threads.discard(ident)
+
+
 def start_thread(target: Callable[..., object], name: str, *arguments: object) -> threading.Thread:
-    """Run a function in a thread of ours: the debugger neither traces nor lists it, and it takes no signals."""
-    thread = threading.Thread(target=target, name=name, args=arguments, daemon=True)
-    thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
+    """Run a function in a thread of ours: neither program nor debugger see it, and it takes no signals."""
+    thread = _OwnThread(target=target, name=name, args=arguments, daemon=True)
+    thread.hidden = threading.Event()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - FAULTS)
     try:
         thread.start()  # with the mask of who starts it
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    thread.hidden.wait()
     return thread
 
 

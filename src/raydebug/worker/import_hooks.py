@@ -223,6 +223,7 @@ SPANS_IN = ("verl.utils.profiler.performance", "verl.utils.debug.performance", "
 _ON_LOAD: dict[str, Callable[[ModuleType], None]] = {
     "code": _Hook("stdin_debuggers:hook_console", "pause in code"),
     "debugpy._vendored.force_pydevd": lambda _module: None,  # it must only not replace breakpoint(): _HookedLoader
+    "IPython.terminal.embed": _Hook("stdin_debuggers:hook_ipython", "pause in IPython.embed"),
     "pdb": _Hook("stdin_debuggers:hook_pdb", "pause in pdb"),
     "ray.util.debugpy": _hook_ray_debugger,
     "ray.util.rpdb": _hook_rpdb,

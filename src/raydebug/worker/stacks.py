@@ -33,7 +33,7 @@ from raydebug.protocol.secrets import scrubbed
 from raydebug.protocol.snapshot import SavedValue
 from raydebug.worker import calls, flight_recorder, records
 from raydebug.worker.frame_locals import CO_OPTIMIZED, locals_of
-from raydebug.worker.frames import MAX_NAME, active_thread, is_users, line_at, outwards
+from raydebug.worker.frames import MAX_NAME, active_thread, is_users, line_at, outwards, own_threads
 from raydebug.worker.saved_values import Values
 from raydebug.worker.thread_waits import note_waits, shared_memory_id
 
@@ -65,7 +65,7 @@ def collect(*, with_locals: bool = False) -> StacksRecord:
         thread = threads.get(ident)
         # Not by getattr: a class of the user's may have a __getattr__.
         attributes = {} if thread is None else object.__getattribute__(thread, "__dict__")
-        if ident == threading.get_ident() or attributes.get("is_pydev_daemon_thread", False):
+        if ident in own_threads or attributes.get("is_pydev_daemon_thread", False):
             continue
         seen.append((thread, ident, callers(frame)))
     found: list[ThreadStack] = []

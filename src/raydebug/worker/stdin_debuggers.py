@@ -1,6 +1,7 @@
 """Debuggers that read commands from stdin: in a process whose stdin gives none, they stop as `breakpoint()` does.
 
-Source: CPython 3.11 to 3.13 bdb.py, pdb.py, code.py. Those of ipdb, IPython and torch are subclasses of Pdb.
+Source: CPython 3.11 to 3.13 bdb.py, pdb.py (`post_mortem` calls `interaction` without a frame, from 3.13 on with the
+exception), code.py. Those of ipdb, IPython and torch are subclasses of Pdb; IPython 8 and 9 terminal/embed.py.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from raydebug.protocol import variables
 
 
 def hook_pdb(module: ModuleType) -> None:
-    """Let `set_trace` of pdb and its subclasses pause where no command can come."""
-    plain = module.Pdb.set_trace
+    """Let `set_trace` and `post_mortem` of pdb and its subclasses pause where no command can come."""
+    plain, plain_interaction = module.Pdb.set_trace, module.Pdb.interaction
 
     def set_trace(self: Any, frame: FrameType | None = None, **options: Any) -> None:
         frame = frame or sys._getframe(1)
@@ -26,7 +27,16 @@ def hook_pdb(module: ModuleType) -> None:
         else:
             _pause(frame)
 
-    module.Pdb.set_trace = set_trace
+    def interaction(self: Any, frame: FrameType | None, given: Any) -> None:
+        error = given if isinstance(given, BaseException) else sys.exc_info()[1] or getattr(sys, "last_value", None)
+        if frame is not None or error is None or _can_read(self):
+            plain_interaction(self, frame, given)
+            return
+        with worker.fork_guard:
+            from raydebug.worker import pause
+        pause.pause_on_error(type(error), error, error.__traceback__)
+
+    module.Pdb.set_trace, module.Pdb.interaction = set_trace, interaction
 
 
 def hook_console(module: ModuleType) -> None:
@@ -40,6 +50,12 @@ def hook_console(module: ModuleType) -> None:
             _pause(sys._getframe(1))
 
     worker.replace(module, "interact", interact)
+
+
+def hook_ipython(module: ModuleType) -> None:
+    """Let `IPython.embed` pause in a process that begins without commands; elsewhere it looks at who calls it."""
+    if not _can_read(None):
+        worker.replace(module, "embed", lambda **_options: _pause(sys._getframe(1)))
 
 
 def _pause(frame: FrameType) -> None:

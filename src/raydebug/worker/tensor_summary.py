@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from raydebug.protocol.snapshot import TensorSummary
+from raydebug.protocol.snapshot import NUMPYS, TensorSummary
 
 FIRST = 8
 PROBE, SLOW_S = 64, 0.002  # elements that are read first; if that is slow (a memory-mapped file), no more are read
+NUMBERS = "biufcOmM"  # kinds of numpy's types whose names say all
 AFTER_CUDA_ERROR = "after a CUDA error"
 
 
@@ -88,11 +89,11 @@ def _of_array(numpy: Any, x: Any, kind: Any, limit: int) -> TensorSummary:
     shape = list(of.shape.__get__(x))
     summary: TensorSummary = {
         "shape": shape,
-        "dtype": dtype.str if dtype.isbuiltin != 1 else dtype.name,
+        "dtype": dtype.name if dtype.isnative and dtype.kind in NUMBERS else dtype.str,
         "device": "cpu",
         "stride": list(of.strides.__get__(x)),
         "bytes": of.nbytes.__get__(x),
-        "storage": f"numpy {id(root):#x}",
+        "storage": f"{NUMPYS}{id(root):#x}",
     }
     if kind is not of or dtype.kind not in "iufb" or not limit:
         summary["unread"] = "a subclass" if kind is not of else f"values of type {dtype.kind}"
