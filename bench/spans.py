@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from raydebug.worker import span_ring, spans
+from raydebug.worker import spans
 
 TURNS, COUNT = 10, 5000
 
@@ -63,21 +63,21 @@ def main() -> None:
         spans.recorders.clear()
         note("plain timer", _cost_us(plain.marked_timer))
         note("watched (--no-spans)", _cost_us(watched.marked_timer))
-        span_ring.keep_phases()
+        spans.keep_phases()
         note("kept, a phase", _cost_us(watched.marked_timer))
         sample = _run_agent_loop(lambda: _cost_us(watched.marked_timer), {"sample_index": 1, "rollout_n": 0}, uid="u1")
         note("kept, of a sample, with its uid", asyncio.run(sample))
-        span_ring._forget()
+        spans._forget()
     for name, cost_us in best.items():
         print(f"{name:40} {cost_us:6.2f} us")
     tracemalloc.start()
-    for _ in range(span_ring.MOST):
+    for _ in range(spans.MOST):
         with watched.marked_timer("gen", {}):
             pass
     print(f"{'a full ring':40} {tracemalloc.get_traced_memory()[0] / 2**20:6.1f} MiB")
     tracemalloc.stop()
     began = time.thread_time()
-    said = span_ring.said_spans({})
+    said = spans.said_spans({})
     print(f"{'to say 1,000 spans':40} {(time.thread_time() - began) * 1e3:6.2f} ms, {len(said['spans'])} said")
 
 

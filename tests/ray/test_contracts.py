@@ -188,7 +188,7 @@ assert "listener.before_send(cmd.as_dict)" in writer
 assert "listener.after_receive(dct)" in reader
 assert hasattr(pydevd.PyDB, "add_dap_messages_listener")
 assert hasattr(pydevd_api.PyDevdAPI, "set_dont_trace_start_end_patterns")
-# worker/say_request.py adds a request of our own.
+# worker/pydevd_session.py adds a request of our own.
 from _pydevd_bundle import pydevd_process_net_command_json as commands
 from _pydevd_bundle._debug_adapter import pydevd_base_schema, pydevd_schema
 lookup = inspect.getsource(commands.PyDevJsonCommandProcessor.process_net_command_json)

@@ -203,7 +203,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 async def test_busy_main_thread(gateway, work, looks):
     """A loop is paused at its current line, with its values; it can be stepped, and runs at full speed afterwards.
 
-    Looks at its stacks before, which mark the calls that they see (worker/calls.py), change nothing.
+    Looks at its stacks before, which mark the calls that they see (worker/stacks.py), change nothing.
     """
     program = work(REST_S="0")
     for _ in range(looks):

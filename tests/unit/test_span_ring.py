@@ -30,16 +30,16 @@ from raydebug.jobs.submit import Job, job_variables
 from raydebug.protocol import records, wire
 from raydebug.protocol.questions import MOST_AT_ONCE, SpansRecord
 from raydebug.runs.folder import SPANS, TASKS
-from raydebug.worker import control_channel, last_words, span_ring, spans
+from raydebug.worker import control_channel, last_words, spans
 
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
     """Begin and end with an empty ring that records."""
-    span_ring._forget()
-    span_ring.keep_phases()
+    spans._forget()
+    spans.keep_phases()
     yield
-    span_ring._forget()
+    spans._forget()
     spans.open_spans.clear()
     spans.begun.clear()
     spans.recorders.clear()
@@ -47,7 +47,7 @@ def clean() -> Iterator[None]:
 
 def said(**body: Any) -> SpansRecord:
     """Return what the process says, as the gateway reads it."""
-    return records.read(json.loads(json.dumps(span_ring.said_spans(body))), SpansRecord)  # type: ignore[arg-type]
+    return records.read(json.loads(json.dumps(spans.said_spans(body))), SpansRecord)  # type: ignore[arg-type]
 
 
 def test_the_end_of_a_step_says_its_spans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_the_end_of_a_step_says_its_spans(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_answer_that_cannot_be_sent_is_lost_and_counted() -> None:
     """Where the connection ends before an answer, its spans and those that it calls lost are in the next count."""
-    for _ in range(span_ring.MOST + 7):
+    for _ in range(spans.MOST + 7):
         with spans.span("s"):
             pass
 
@@ -84,7 +84,7 @@ def test_an_answer_that_cannot_be_sent_is_lost_and_counted() -> None:
 
     channel: Any = SimpleNamespace(send=fail)
     asked = wire.request(1, "spans", {})
-    control_channel._ControlChannel._respond(channel, asked, span_ring.said_spans({}))
+    control_channel._ControlChannel._respond(channel, asked, spans.said_spans({}))
     assert said()["lost"] == MOST_AT_ONCE + 7
 
 
@@ -111,13 +111,13 @@ def test_each_span_is_said_once() -> None:
 
 def test_a_full_ring_says_what_it_lost() -> None:
     """Nothing is lost silently: what the ring has dropped is counted, once."""
-    for _ in range(span_ring.MOST + 300):
+    for _ in range(spans.MOST + 300):
         with spans.span("s"):
             pass
     assert [said()["lost"], said()["lost"]] == [300, 0]
     while said()["more"]:
         pass
-    for _ in range(span_ring.MOST + 7):
+    for _ in range(spans.MOST + 7):
         with spans.span("s"):
             pass
     assert said()["lost"] == 7
@@ -138,7 +138,7 @@ def test_a_signal_handler_that_ends_the_process_while_spans_are_said() -> None:
     """The thread that says spans may be interrupted by a signal handler that says them too."""
 
     def interrupted() -> None:
-        with span_ring._saying:
+        with spans._saying:
             found.append(said()["spans"])
 
     found: list[Any] = []
@@ -234,8 +234,8 @@ def test_requests() -> None:
     """A request to vLLM has its id, first output and tokens; one that fails or is left early has ended too."""
     module = ModuleType("async_llm")
     exec(ENGINE, module.__dict__)
-    span_ring.watch_requests(module)
-    span_ring.watch_requests(module)  # a module may be seen twice
+    spans.watch_requests(module)
+    spans.watch_requests(module)  # a module may be seen twice
     assert "request_id" in inspect.signature(module.AsyncLLM.generate).parameters
 
     def params(kind: str, *counts: int) -> Any:
@@ -274,8 +274,8 @@ def test_the_option_of_run() -> None:
 
 PROGRAM = """
 import sys, time
-from raydebug.worker import control_channel, span_ring, spans
-span_ring.keep_phases()
+from raydebug.worker import control_channel, spans
+spans.keep_phases()
 control_channel.open_channel()
 print("ready", flush=True)
 for line in sys.stdin:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from raydebug.worker import span_ring, spans
+from raydebug.worker import spans
 from raydebug.worker.import_hooks import SPANS_IN
 from raydebug.worker.training import REWARD_FILES, STATE_IN, STATE_OF, SYNC
 from wheels.conftest import RELEASES
@@ -153,8 +153,8 @@ def test_the_hook_on_the_timers(version: str, release: Release) -> None:
                 found.append(node.name)
     assert "_timer" in found
     spans.watch(made)
-    span_ring._forget()
-    span_ring.keep_phases()
+    spans._forget()
+    spans.keep_phases()
     timers = [name for name in found if name != "_timer"] or found
     try:
         for name in timers:
@@ -162,8 +162,8 @@ def test_the_hook_on_the_timers(version: str, release: Release) -> None:
             with getattr(made, name)("gen", raw):
                 pass
             assert raw.keys() == {"gen"}
-        assert [one["name"] for one in span_ring.said_spans({})["spans"]] == ["gen"] * len(timers)
+        assert [one["name"] for one in spans.said_spans({})["spans"]] == ["gen"] * len(timers)
     finally:
-        span_ring._forget()
+        spans._forget()
         spans.recorders.clear()
         spans.begun.clear()

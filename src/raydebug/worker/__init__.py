@@ -35,16 +35,6 @@ def debugger_is_ours() -> bool:
     return os.environ.get(variables.RAY_DEBUG, "1") == "1"
 
 
-def post_mortem_is_on() -> bool:
-    """Return whether this process pauses when an exception leaves a task or ends the program."""
-    return debugger_is_ours() and os.environ.get(variables.RAY_DEBUG_POST_MORTEM, "0") == "1"
-
-
-def snapshots_are_on() -> bool:
-    """Return whether crashes of this process leave a snapshot: it belongs to a job, whatever its debugger mode."""
-    return variables.JOB in os.environ and os.environ.get(variables.SNAPSHOTS) != "0"
-
-
 def log(text: str) -> None:
     """Write a line to stderr, which Ray forwards to the job's log; a closed stderr does not fail the job."""
     try:

@@ -40,7 +40,7 @@ ANSWERED_BY = {
     "save-pause": "crashes:save_pause",
     "breaks": "control_channel:change_breaks",
     "node": "last_words:describe_node",
-    "spans": "span_ring:said_spans",
+    "spans": "spans:said_spans",
 }
 """By question: module and function, imported at the first use. The function gets the body and returns the answer.
 
@@ -223,7 +223,7 @@ class _ControlChannel:
             self.send(failed if found is None else wire.response(number, asked, dict(found)))
         except OSError:  # it may come late, when the connection has ended
             if found and asked["command"] == "spans":
-                sys.modules["raydebug.worker.span_ring"].count_lost(found)
+                sys.modules["raydebug.worker.spans"].count_lost(found)
 
     def send(self, message: Message) -> None:
         """Send a message; any thread may."""

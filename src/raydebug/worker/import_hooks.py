@@ -89,7 +89,7 @@ def note_uncaught(error: BaseException, trace: TracebackType | None) -> None:
     """Send a snapshot of an error that ends a thread or the program, and pause. Raises nothing of ours."""
     _note_crash(error)
     try:
-        if worker.post_mortem_is_on():
+        if worker.debugger_is_ours() and os.environ.get(variables.RAY_DEBUG_POST_MORTEM, "0") == "1":
             with worker.fork_guard:
                 from raydebug.worker import pause
             pause.pause_on_error(type(error), error, trace)
@@ -99,7 +99,9 @@ def note_uncaught(error: BaseException, trace: TracebackType | None) -> None:
 
 def _note_crash(error: BaseException | None) -> None:
     try:
-        if worker.snapshots_are_on() and error is not None:
+        # It belongs to a job, whatever its debugger mode.
+        is_wanted = variables.JOB in os.environ and os.environ.get(variables.SNAPSHOTS) != "0"
+        if is_wanted and error is not None:
             with worker.fork_guard:
                 from raydebug.worker import crashes
             crashes.note_crash(error)
@@ -175,14 +177,12 @@ def _watch_spans(module: ModuleType) -> None:
         if process_memory.note_peak not in spans.recorders:
             spans.recorders.append(process_memory.note_peak)
         if _spans_are_kept():
-            from raydebug.worker import span_ring
-
-            span_ring.keep_phases()
+            spans.keep_phases()
 
 
 def _watch_requests(module: ModuleType) -> None:
     if _spans_are_kept():
-        _Hook("span_ring:watch_requests", "spans of requests")(module)
+        _Hook("spans:watch_requests", "spans of requests")(module)
 
 
 def _offer_replay(_module: ModuleType) -> None:

@@ -138,7 +138,7 @@ def _place(innermost: FrameType, line: int) -> str:
 
 def say_spans() -> None:
     """Send the spans that nobody has asked for yet."""
-    ring = sys.modules.get("raydebug.worker.span_ring")
+    ring = sys.modules.get("raydebug.worker.spans")
     if ring is None:
         return
     for _ in range(ring.MOST_ANSWERS):  # other threads may go on making spans

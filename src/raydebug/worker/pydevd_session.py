@@ -17,7 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from raydebug import worker
-from raydebug.worker import say_request, suspended_threads
+from raydebug.protocol import wire
+from raydebug.protocol.messages import SAY_REQUEST
+from raydebug.worker import suspended_threads
 from raydebug.worker.dial_in import Unreachable, proven_connection
 from raydebug.worker.reconnecting_socket import Backoff, ReconnectingSocket, patience_s
 
@@ -213,7 +215,7 @@ def _hand_to_pydevd(connection: ReconnectingSocket) -> Any:
     own = os.path.dirname(os.path.abspath(__file__)) + os.sep  # excluded from steps, as is what calls it
     PyDevdAPI().set_dont_trace_start_end_patterns(debugger, (own,), ("contextlib.py",))
     resume_fast()
-    say_request.register()
+    register_say_request()
     suspended_threads.track(debugger)
     _wait_until_attached(debugger)
     return debugger
@@ -277,6 +279,34 @@ def resume_fast() -> None:
     internal_run_thread._raydebug_wakes = True  # type: ignore[attr-defined]
     pydevd_thread_lifecycle.internal_run_thread = internal_run_thread
     pydevd_api.internal_step_in_thread = internal_step_in_thread
+
+
+def register_say_request() -> None:
+    """Teach pydevd SAY_REQUEST: the gateway has a paused thread write a line to the job's log.
+
+    Source: debugpy 1.8.22: pydevd_process_net_command_json.py looks up `on_<command>_request`, in lower case;
+    pydevd_base_schema.py `register_request`, without which a request cannot be read; pydevd.py
+    `post_method_as_internal_command`, which runs a function in a suspended thread.
+    """
+    from _pydevd_bundle._debug_adapter import pydevd_base_schema, pydevd_schema
+    from _pydevd_bundle.pydevd_process_net_command_json import PyDevJsonCommandProcessor
+
+    def on_request(_processor: object, debugger: Any, request: Any) -> None:
+        suspended, thread_id = suspended_threads.suspended_by(debugger), request.arguments["threadId"]
+        to = {"seq": request.seq, "command": request.command}
+        if not suspended.is_suspended(thread_id):
+            suspended.send(wire.refusal(0, to, "the thread is not paused"))
+            return
+
+        def say(_debugger: object) -> None:  # not in pydevd's reader: the paused thread may hold a lock of stderr
+            worker.log(f"{request.arguments['at']} {request.arguments['text']}")
+            suspended.send(wire.response(0, to))
+
+        own_id = pydevd_base_schema.BaseSchema._translate_id_from_dap(thread_id)
+        debugger.post_method_as_internal_command(own_id, say)
+
+    pydevd_base_schema.register_request(SAY_REQUEST)(pydevd_schema.Request)
+    setattr(PyDevJsonCommandProcessor, f"on_{SAY_REQUEST.lower()}_request", on_request)
 
 
 def _become_another_process() -> None:

@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 
 from raydebug.protocol.questions import Nothing, OpenRequest, OpenReward, OpenSample, TrainingWords
 from raydebug.protocol.secrets import scrubbed
-from raydebug.worker import calls, spans
+from raydebug.worker import spans
 from raydebug.worker.frame_locals import locals_of
 from raydebug.worker.frames import MAX_NAME, active_thread, is_users
-from raydebug.worker.stacks import callers, stacks_of_tasks
+from raydebug.worker.stacks import call_age_s, callers, stacks_of_tasks
 from raydebug.worker.training_step import attributes_of, step_of_frame
 
 MAX_OPEN = 50  # samples, rewards and requests that are listed
@@ -158,7 +158,7 @@ def _samples_of_agents(stacks: Sequence[_Stack]) -> Iterator[OpenSample]:
             sample["age_s"] = _since(timers[-1].began_s)
         elif inside := [frame for frame in stack.frames[:at] if frame.f_code.co_name in STATE_IN]:
             sample["state"] = STATE_IN[inside[0].f_code.co_name]
-        if "age_s" not in sample and (age_s := calls.age_s(stack.frames[at])) is not None:
+        if "age_s" not in sample and (age_s := call_age_s(stack.frames[at])) is not None:
             sample["age_s"] = age_s
         inner = [locals_of(frame) for frame in stack.frames[:at]]
         data = next((names["agent_data"] for names in inner if "agent_data" in names), None)
@@ -216,7 +216,7 @@ def _rewards(stacks: Sequence[_Stack]) -> TrainingWords:
             reward["data_source"] = _text(source)
         if url := url_of(stack.frames[: at + 1]):
             reward["url"] = url
-        if (age_s := calls.age_s(frame)) is not None:
+        if (age_s := call_age_s(frame)) is not None:
             reward["age_s"] = age_s
         found.append(reward)
     return {"rewards": _oldest(found)} if found else {}
@@ -230,7 +230,7 @@ def _requests(stacks: Sequence[_Stack]) -> TrainingWords:
         local = locals_of(stack.frames[at])
         request: OpenRequest = {"id": _text(local.get("request_id"))}
         began = [span.began_s for span in stack.spans if span.name.endswith(OF_REQUESTS)]
-        age_s = _since(began[-1]) if began else calls.age_s(stack.frames[at])
+        age_s = _since(began[-1]) if began else call_age_s(stack.frames[at])
         if age_s is not None:
             request["age_s"] = age_s
         client, own_id = local.get("self"), _path(local.get("q"), "request_id")
@@ -251,7 +251,7 @@ def _sync(stacks: Sequence[_Stack]) -> TrainingWords:
             for file, function, side in SYNC:
                 code = frame.f_code
                 if re.search(file, code.co_filename) and re.search(function, code.co_qualname):
-                    age_s = calls.age_s(frame)
+                    age_s = call_age_s(frame)
                     return {"sync": {"side": side} if age_s is None else {"side": side, "age_s": age_s}}
     return {}
 
