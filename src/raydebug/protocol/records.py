@@ -68,42 +68,40 @@ def read(given: Any, kind: type[Record], what: str = "the record") -> Record:
 # Types of fields. The function in an annotation reads one value, or raises BadRecord with what was expected.
 
 
-def text_of_at_most(limit_bytes: int) -> _Read:
-    """Return the reader of a text field."""
+def _plain(expected: str, fits: Callable[[Any], bool]) -> _Read:
+    """Return the reader of a value that stays as it is."""
 
-    def read_text(value: Any) -> str:
-        # Most texts are short enough whatever their characters are, and stacks have thousands.
-        if not isinstance(value, str) or (
-            4 * len(value) > limit_bytes and len(value.encode("utf-8", "surrogatepass")) > limit_bytes
-        ):
-            raise BadRecord(f"a text of at most {limit_bytes} bytes")
+    def read_plain(value: Any) -> Any:
+        if not fits(value):
+            raise BadRecord(expected)
         return value
 
-    return read_text
+    return read_plain
 
 
-def _read_number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:  # nor NaN
-        raise BadRecord("a finite number")
-    return value
+def text_of_at_most(limit_bytes: int) -> _Read:
+    """Return the reader of a text field."""
+    # Most texts are short enough whatever their characters are, and stacks have thousands.
+    return _plain(
+        f"a text of at most {limit_bytes} bytes",
+        lambda value: (
+            isinstance(value, str)
+            and (4 * len(value) <= limit_bytes or len(value.encode("utf-8", "surrogatepass")) <= limit_bytes)
+        ),
+    )
 
 
-def _read_integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= MAX_NUMBER:
-        raise BadRecord("a whole number")
-    return value
+def _is_integer(value: Any) -> bool:
+    return type(value) is int and abs(value) < MAX_NUMBER
 
 
-def _read_flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise BadRecord("true or false")
-    return value
+def _is_comparison(value: Any) -> bool:
+    is_pair = isinstance(value, list) and len(value) == 2
+    return is_pair and value[0] in (">=", "<=", "==", ">", "<") and _is_integer(value[1])
 
 
-def _read_comparison(value: Any) -> list[Any]:
-    if not isinstance(value, list) or len(value) != 2 or value[0] not in (">=", "<=", "==", ">", "<"):
-        raise BadRecord("a list of an operator and a number")
-    return [value[0], _read_integer(value[1])]
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"\w[\w.:@-]{0,200}", value, re.ASCII) is not None
 
 
 def _list_of(read_item: _Read) -> _Read:
@@ -125,13 +123,12 @@ def _object_of(kind: type[Any]) -> _Read:
     return read_object
 
 
-def _read_id(value: Any) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"\w[\w.:@-]{0,200}", value, re.ASCII):
-        raise BadRecord("an id")
-    return value
-
-
-_PLAIN: dict[Any, _Read] = {int: _read_integer, float: _read_number, bool: _read_flag, str: text_of_at_most(TEXT_BYTES)}
+_PLAIN: dict[Any, _Read] = {
+    int: _plain("a whole number", _is_integer),
+    float: _plain("a finite number", lambda value: type(value) in (int, float) and abs(value) < MAX_NUMBER),  # nor NaN
+    bool: _plain("true or false", lambda value: isinstance(value, bool)),
+    str: text_of_at_most(TEXT_BYTES),
+}
 
 
 @functools.cache
@@ -156,9 +153,9 @@ def _reader(hint: Any) -> _Read:
 Name = Annotated[str, text_of_at_most(NAME_BYTES)]
 Line = Annotated[str, text_of_at_most(LINE_BYTES)]
 Text = Annotated[str, text_of_at_most(TEXT_BYTES)]
-Id = Annotated[str, _read_id]
+Id = Annotated[str, _plain("an id", _is_id)]
 """Of a pause: it becomes a word of the commands that people paste."""
-Comparison = Annotated[list[Any], _read_comparison]
+Comparison = Annotated[list[Any], _plain("a list of an operator and a number", _is_comparison)]
 """An operator and a whole number: [">=", 3]."""
 
 
@@ -302,18 +299,22 @@ class OpenCall(TypedDict, total=False):
     age_s: float
 
 
-class StacksRecord(WorkRecord, total=False):
-    """The answer to `stacks`: the thread that runs the user's code comes first."""
+class StacksFacts(TypedDict, total=False):
+    """What a process says in `stacks` and lists of stacks repeat."""
 
     world: int | None  # ranks of its training group
     threads: list[ThreadStack]
     left_out: int  # threads and tasks beyond the limit; one of each kind of stack is listed first
-    calls: list[OpenCall]  # one for each thread that is in one
-    collectives: list[CollectiveGroup]
+    calls: list[OpenCall]  # one for each thread that is in one, with the age since the first look at it
+    collectives: list[CollectiveGroup]  # of torch's process groups, and of ray.util.collective
     listens: list[int]  # TCP ports
     pipes: list[int]  # inodes
     children_cpu_s: float  # of child processes that have ended
     io_bytes: int  # written to files and pipes, and read from disks
+
+
+class StacksRecord(WorkRecord, StacksFacts):
+    """The answer to `stacks`: the thread that runs the user's code comes first."""
 
 
 # Pauses

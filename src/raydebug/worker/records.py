@@ -43,7 +43,7 @@ class RayIds(TypedDict, total=False):
 def describe_process() -> ProcessRecord:
     """Return what stays the same for the life of this process; a child of a Ray process has the ids of its ancestor."""
     context = _ray_context()
-    inherited = _ancestor() if context is None else {}
+    ids = _ids(context)
     return {
         "pid": os.getpid(),
         "ppid": os.getppid(),
@@ -52,10 +52,10 @@ def describe_process() -> ProcessRecord:
         "cwd": _quietly(os.getcwd),
         "rank": rank(),
         "job": os.environ.get(variables.JOB),
-        "child_of": inherited.get("pid"),
-        "ip": _quietly(lambda: _ray_worker().node_ip_address) if context else inherited.get("ip"),
-        "node_id": _get(context, "node_id") if context else inherited.get("node_id"),
-        "worker_id": _get(context, "worker_id") if context else inherited.get("worker_id"),
+        "child_of": None if context else ids.get("pid"),
+        "ip": ids.get("ip"),
+        "node_id": ids.get("node_id"),
+        "worker_id": ids.get("worker_id"),
         # A fork of the driver has its parent's mode, too.
         "is_driver": context is not None
         and _quietly(lambda: _ray_worker().mode == sys.modules["ray._private.worker"].SCRIPT_MODE),
@@ -65,14 +65,19 @@ def describe_process() -> ProcessRecord:
 def describe_ray_process() -> RayIds | None:
     """Return the ids to export to children; None if this process is no worker that runs the user's code."""
     context = _ray_context()
-    if context is None or type(_actor_instance()).__module__ == STARTS_DRIVERS:
-        return None
-    about = describe_process()
+    return None if context is None or type(_actor_instance()).__module__ == STARTS_DRIVERS else _ids(context)
+
+
+def _ids(context: Any) -> RayIds:
+    """Return the ids of this Ray process, else of the one that it descends from; empty if there is none."""
+    if context is None:
+        ids = _quietly(lambda: json.loads(os.environ[variables.ANCESTOR]))
+        return cast(RayIds, ids) if isinstance(ids, dict) and ids.get("pid") != os.getpid() else {}
     return {
         "pid": os.getpid(),
-        "ip": about["ip"],
-        "node_id": about["node_id"],
-        "worker_id": about["worker_id"],
+        "ip": _quietly(lambda: _ray_worker().node_ip_address),
+        "node_id": _get(context, "node_id"),
+        "worker_id": _get(context, "worker_id"),
         "job_id": _get(context, "job_id"),
         "actor_id": _get(context, "actor_id"),
         "actor": _quietly(lambda: _actor_name(context)),
@@ -103,7 +108,7 @@ def describe_pause(
             trace = trace.tb_next
         frame, line = trace.tb_frame, trace.tb_lineno
     context = _ray_context()
-    inherited = _ancestor() if context is None else {}
+    ids = _ids(context)
     return {
         "kind": kind,
         "file": frame.f_code.co_filename,
@@ -119,29 +124,23 @@ def describe_pause(
         "step": _quietly(lambda: step_of(frame)),
         "pid": os.getpid(),
         "rank": rank(),
-        "job_id": _get(context, "job_id") if context else inherited.get("job_id"),
+        "job_id": ids.get("job_id"),
         "task_id": _get(context, "task_id"),
         "task": task_name(),
         "attempt": _quietly(attempt) if context else None,
-        "actor_id": _get(context, "actor_id") if context else inherited.get("actor_id"),
-        "actor": _quietly(lambda: _actor_name(context)) if context else inherited.get("actor"),
+        "actor_id": ids.get("actor_id"),
+        "actor": ids.get("actor"),
     }
-
-
-def _ancestor() -> RayIds:
-    """Return the ids of the Ray process that this one descends from; empty if there is none."""
-    ids = _quietly(lambda: json.loads(os.environ[variables.ANCESTOR]))
-    return cast(RayIds, ids) if isinstance(ids, dict) and ids.get("pid") != os.getpid() else {}
 
 
 def describe_work() -> Work:
     """Return the facts of this process that change; any thread may call it."""
-    context = _ray_context()
+    ids = _ids(context) if (context := _ray_context()) else RayIds()
     return {
         "title": _quietly(_title),
-        "job_id": _get(context, "job_id"),
-        "actor_id": _get(context, "actor_id"),
-        "actor": _quietly(lambda: _actor_name(context)) if context else None,
+        "job_id": ids.get("job_id"),
+        "actor_id": ids.get("actor_id"),
+        "actor": ids.get("actor"),
     }
 
 
