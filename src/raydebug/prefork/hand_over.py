@@ -150,14 +150,10 @@ def _act_as_proxy(sock: Any, process: int, lives: int) -> None:
 
 
 def _status_of(sock: Any, process: int) -> int:
-    try:
-        sock.settimeout(None)
-        answer = receive(sock)
-        if answer is not None:
-            status: int = answer[0]["status"]
-            return status
-    except OSError:
-        pass
+    sock.settimeout(None)
+    if (answer := receive(sock)) is not None:
+        status: int = answer[0]["status"]
+        return status
     import select  # the pool is gone but the program runs: its end can be seen, its exit code cannot
 
     select.select([process], [], [])
@@ -194,11 +190,14 @@ def send(sock: Any, message: Message, files: list[int] | None = None) -> None:
 
 
 def receive(sock: Any) -> tuple[Message, list[int]] | None:
-    """Receive a message with its open files; None at the end of the stream.
+    """Receive a message with its open files; None where the stream has ended or is broken, or nothing came in time."""
+    try:
+        return _receive(sock)
+    except OSError:
+        return None
 
-    Raises:
-        OSError: the stream ended within a message, or the message is too long.
-    """
+
+def _receive(sock: Any) -> tuple[Message, list[int]] | None:
     head, ancillary, _, _ = sock.recvmsg(LENGTH_BYTES, _socket.CMSG_SPACE(MAX_FILES * _FD_BYTES))
     files = [
         int.from_bytes(data[at : at + _FD_BYTES], "little")

@@ -104,10 +104,7 @@ class Server:
         zygote.used = time.monotonic()
 
     def _receive(self, zygote: Zygote) -> None:
-        try:
-            got = receive(zygote.connection)
-        except OSError:
-            got = None
+        got = receive(zygote.connection)
         if got is None and zygote.facts is not None and zygote.facts["unfit"]:
             self._selector.unregister(zygote.connection)  # it stays in the list, with its reason
             return

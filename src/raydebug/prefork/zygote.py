@@ -143,11 +143,7 @@ class _Forker:
                 os.read(WAKE_FD, 4096)
                 self._reap()
             if self._server in ready:
-                try:
-                    got = receive(self._server)
-                except OSError:
-                    got = None
-                if got is None:
+                if (got := receive(self._server)) is None:
                     connected = False
                 elif program := self._answer(*got):
                     return program

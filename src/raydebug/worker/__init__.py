@@ -44,6 +44,21 @@ def log(text: str) -> None:
         pass
 
 
+class harmless:  # noqa: N801 - a statement of its own: `with worker.harmless(...)`; contextlib is too slow to import
+    """A block of ours in the user's program: the job goes on if it fails, and its log says what the process lacks."""
+
+    def __init__(self, lacks: str) -> None:
+        self._lacks = lacks
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if isinstance(error, Exception):
+            log(f"{self._lacks}: {type(error).__name__}: {text_of(error)}")
+        return isinstance(error, Exception)
+
+
 def replace(module: Any, name: str, stand_in: Any) -> None:
     """Put a function of ours in place of a module's; it is printed, and pickled, by the module's name."""
     stand_in.__module__, stand_in.__name__, stand_in.__qualname__ = module.__name__, name, name

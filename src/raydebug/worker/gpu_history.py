@@ -28,14 +28,12 @@ def watch(torch: ModuleType) -> None:
 
 
 def _start(torch: Any) -> None:
-    try:
+    with worker.harmless("no record of GPU memory"):
         if not torch._C._cuda_isHistoryEnabled():
             torch.cuda.memory._record_memory_history(stacks="python", max_entries=MAX_ENTRIES)
         torch._C._cuda_attach_out_of_memory_observer(
             lambda device, asked, total, free: _note(torch, device, asked, free)
         )
-    except Exception as error:  # noqa: BLE001 - another torch: the job runs without it
-        worker.log(f"no record of GPU memory: {type(error).__name__}: {error}")
 
 
 def _note(torch: Any, device: int, asked: int, free: int) -> None:
@@ -44,8 +42,5 @@ def _note(torch: Any, device: int, asked: int, free: int) -> None:
     _count += 1
     if _count > MAX_SUMMARIES:
         return
-    try:
-        found = summarize(torch.cuda.memory._snapshot(device))
-        last = {**found, "asked": asked, "device_free": free}
-    except Exception as error:  # noqa: BLE001 - torch raises its own error next
-        worker.log(f"no summary of GPU memory: {type(error).__name__}: {error}")
+    with worker.harmless("no summary of GPU memory"):  # torch raises its own error next
+        last = {**summarize(torch.cuda.memory._snapshot(device)), "asked": asked, "device_free": free}

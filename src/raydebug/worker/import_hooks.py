@@ -66,11 +66,9 @@ class _Hook:
 
     def __call__(self, module: ModuleType) -> None:
         if not self._needs or os.environ.get(self._needs, "0") not in ("", "0"):
-            _quietly(self._run, module, what=self._what)
-
-    def _run(self, module: ModuleType) -> None:
-        name, _, function = self._place.partition(":")
-        getattr(__import__(f"raydebug.worker.{name}", fromlist=(function,)), function)(module)
+            name, _, function = self._place.partition(":")
+            with worker.harmless(f"no {self._what} in this process"):
+                getattr(__import__(f"raydebug.worker.{name}", fromlist=(function,)), function)(module)
 
 
 def watch_threads(module: ModuleType) -> None:
@@ -88,25 +86,21 @@ def watch_threads(module: ModuleType) -> None:
 def note_uncaught(error: BaseException, trace: TracebackType | None) -> None:
     """Send a snapshot of an error that ends a thread or the program, and pause. Raises nothing of ours."""
     _note_crash(error)
-    try:
+    with worker.harmless("no pause at this error"):
         if worker.debugger_is_ours() and os.environ.get(variables.RAY_DEBUG_POST_MORTEM, "0") == "1":
             with worker.fork_guard:
                 from raydebug.worker import pause
             pause.pause_on_error(type(error), error, trace)
-    except Exception as failure:  # noqa: BLE001 - it must not replace the job's own error
-        worker.log(f"no pause at this error: {type(failure).__name__}: {failure}")
 
 
 def _note_crash(error: BaseException | None) -> None:
-    try:
+    with worker.harmless("no snapshot of this crash"):  # our import may find no free file descriptor
         # It belongs to a job, whatever its debugger mode.
         is_wanted = variables.JOB in os.environ and os.environ.get(variables.SNAPSHOTS) != "0"
         if is_wanted and error is not None:
             with worker.fork_guard:
                 from raydebug.worker import crashes
             crashes.note_crash(error)
-    except Exception as failure:  # noqa: BLE001 - as above: our import may find no free file descriptor
-        worker.log(f"no snapshot of this crash: {type(failure).__name__}: {failure}")
 
 
 def _hook_children(module: ModuleType) -> None:
@@ -166,14 +160,16 @@ def _watch_steps(module: ModuleType) -> None:
 
     if module.__name__ in SPANS_IN:
         _watch_spans(module)
-    _quietly(tripwires.watch, module, _step_loggers()[module.__name__])
+    with worker.harmless("no tripwires in this process"):
+        tripwires.watch(module, _step_loggers()[module.__name__])
 
 
 def _watch_spans(module: ModuleType) -> None:
     if variables.JOB in os.environ:
         from raydebug.worker import process_memory, spans
 
-        _quietly(spans.watch, module, what="phases")
+        with worker.harmless("no phases in this process"):
+            spans.watch(module)
         if process_memory.note_peak not in spans.recorders:
             spans.recorders.append(process_memory.note_peak)
         if _spans_are_kept():
@@ -194,7 +190,8 @@ def _patch(module: ModuleType) -> None:
     if variables.PATCHES in os.environ:
         from raydebug.trainers.verl import patches
 
-        _quietly(patches.patch, module, os.environ, what="patches")
+        with worker.harmless("no patches in this process"):
+            patches.patch(module, os.environ)
 
 
 def _spans_are_kept() -> bool:
@@ -204,13 +201,6 @@ def _spans_are_kept() -> bool:
 def _step_loggers() -> dict[str, str]:
     """Return the function of each module that logs the metrics of a step; empty without --stop-when."""
     return dict(place.split(":", 1) for place in os.environ.get(variables.STEP_LOGGERS, "").split())
-
-
-def _quietly(hook: Callable[..., None], *arguments: Any, what: str = "tripwires") -> None:
-    try:
-        hook(*arguments)
-    except Exception as error:  # noqa: BLE001 - another version: the job runs without them
-        worker.log(f"no {what} in this process: {type(error).__name__}: {error}")
 
 
 SPANS_IN = ("verl.utils.profiler.performance", "verl.utils.debug.performance", "verl.utils.tracking",

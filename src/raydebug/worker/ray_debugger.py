@@ -82,11 +82,9 @@ def hook_function_manager(module: ModuleType) -> None:
     @functools.wraps(find)
     def get_execution_info(*args: Any, **kwargs: Any) -> Any:
         found = find(*args, **kwargs)
-        try:
+        with worker.harmless("children of this process will not name it"):
             if (ids := records.describe_ray_process()) is not None:
                 os.environ[variables.ANCESTOR] = json.dumps(ids)
-        except Exception as error:  # noqa: BLE001 - the task runs whatever happens to its debugger
-            worker.log(f"children of this process will not name it: {type(error).__name__}: {error}")
         registry.build_in_pending()
         return found
 

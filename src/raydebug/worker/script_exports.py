@@ -36,7 +36,7 @@ def share_exports(_module: object = None) -> None:
     A script that becomes its program (`exec python ...`) leaves no process with the variables from before, and shares
     nothing.
     """
-    try:
+    with worker.harmless("workers do not get what the script exports"):
         before, now = _entrypoint_environ(), _environ(os.getpid())
         exported = changed(before, now) if before is not None and now is not None else {}
         if not exported:
@@ -54,8 +54,6 @@ def share_exports(_module: object = None) -> None:
             return  # the parent of this process, a driver too, has done it
         os.environ[JOB_CONFIG] = shared
         worker.log(f"workers get what the script exports: {', '.join(sorted(exported))}")
-    except Exception as error:  # noqa: BLE001 - the job runs, with the variables of the cluster
-        worker.log(f"workers do not get what the script exports: {type(error).__name__}: {error}")
 
 
 def unpack(given: Mapping[str, str]) -> dict[str, str]:

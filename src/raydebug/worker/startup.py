@@ -211,7 +211,5 @@ def install() -> None:
             sys.addaudithook(_apply_when_it_begins)
 
 
-try:
+with worker.harmless("no breakpoints in this process"):
     install()
-except Exception as error:  # noqa: BLE001 - a failure here must not harm the job
-    worker.log(f"no breakpoints in this process: {type(error).__name__}: {error}")

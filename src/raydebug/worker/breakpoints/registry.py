@@ -155,11 +155,9 @@ class _ScriptLoader(SourceFileLoader):
 
 def build_in_pending() -> None:
     """Build the breakpoints that are in no loaded code yet into functions that have arrived; never raises."""
-    try:
+    with worker.harmless("no breakpoint in functions that have arrived"):
         if pending := [spec for spec in _specs if spec["id"] not in runtime.loaded]:
             runtime.note_set([report["id"] for report in build_in(pending) if report["state"] == SET])
-    except Exception as error:  # noqa: BLE001 - the task runs, with or without its breakpoints
-        worker.log(f"no breakpoint in functions that have arrived: {type(error).__name__}: {error}")
 
 
 def build_in(specs: list[BreakpointSpec]) -> list[BreakpointReport]:
