@@ -571,7 +571,7 @@ def test_what_a_worker_writes(tmp_path: Path) -> None:
 
 
 def test_snapshot_of_all_pauses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
-    """`snapshot all` saves every pause that it can, names each that it cannot, and then exits 1."""
+    """`snapshot all` saves every pause that it can, names each that it cannot, then exits 1; --pid names a process."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(find, "load_cluster", lambda name: None)
     monkeypatch.setattr(gateway_client, "fetch_pauses", lambda cluster: [{"id": one} for one in "123"])
@@ -594,3 +594,7 @@ def test_snapshot_of_all_pauses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     ]
     with pytest.raises(RaydebugError, match="pause 1 is gone"):
         snapshot("1", None, None, "default")
+    with pytest.raises(RaydebugError, match=r"pause pid:7@10\.0\.0\.2 is gone"):
+        snapshot(None, None, "7@10.0.0.2", "default")
+    with pytest.raises(RaydebugError, match="--pid seven names no process"):
+        snapshot(None, None, "seven", "default")
