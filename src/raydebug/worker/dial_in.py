@@ -147,28 +147,18 @@ def receive(connection: socket.socket, name: str) -> Message:
         OSError, WireError: the connection has ended, or this is no message of the gateway's.
         Unreachable: it is another message.
     """
-    header = b""
-    while not header.endswith(b"\r\n\r\n"):
-        header += _bytes(connection, 1)
-        if len(header) > 256:
-            raise wire.WireError("not the gateway's protocol")
-    decoder = wire.Decoder(max_body_bytes=4096)
-    messages = decoder.feed(header)
+    decoder, messages = wire.Decoder(max_header_bytes=256, max_body_bytes=4096), list[Message]()
     while not messages:
-        messages = decoder.feed(_bytes(connection, decoder.missing_bytes))
+        data = connection.recv(decoder.missing_bytes)
+        if not data:
+            raise OSError("it closed the connection")
+        messages = decoder.feed(data)
     event, body = messages[0].get("event"), messages[0].get("body")
     if not isinstance(body, dict):
         raise wire.WireError("not the gateway's protocol")
     if event != name:
         raise Unreachable(f"the gateway refused: {ascii(body.get('reason', event))[:80]}")
     return body
-
-
-def _bytes(connection: socket.socket, at_most: int) -> bytes:
-    data = connection.recv(at_most)
-    if not data:
-        raise OSError("it closed the connection")
-    return data
 
 
 def _become_another_process() -> None:
