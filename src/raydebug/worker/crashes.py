@@ -76,24 +76,18 @@ def save_pause(body: SavePauseBody) -> Callable[[Callable[..., None]], None]:
     """Send a snapshot of a paused thread, or of the active one; the answer follows when the gateway has it."""
     with worker.fork_guard:
         from raydebug.worker import pause, snapshot, suspended_threads
-    wanted, active = body.get("threadId"), active_thread()
-    if (
-        thread := next(
-            (
-                one
-                for one in threading.enumerate()
-                if (one.ident == active if wanted is None else suspended_threads.dap_id(one) == wanted)
-            ),
-            None,
-        )
-    ) is None:
+    named = {thread.ident or 0: thread for thread in threading.enumerate()}
+    ident = active_thread()
+    if (wanted := body.get("threadId")) is not None:
+        ident = next((one for one, thread in named.items() if suspended_threads.dap_id(thread) == wanted), 0)
+    if (paused_at := sys._current_frames().get(ident)) is None:
         raise LookupError("its thread has ended")
-    error = pause.shown_errors.get(thread.ident or 0)
-    paused_at = sys._current_frames()[thread.ident or 0]
+    error = pause.shown_errors.get(ident)
     frames = _paused_frames(paused_at) if error is None else snapshot.frames_of(error)
     summary = snapshot.summarize(error, frames, "pause")
     summary["id"] = body["id"]
-    file = snapshot.write(error, frames, summary, thread.name)
+    name = named[ident].name if ident in named else f"thread {ident}"  # one that Python has not started
+    file = snapshot.write(error, frames, summary, name)
     return lambda answer: _Delivery(summary, lambda cause: answer(None if cause else {}, cause)).give(file)
 
 
