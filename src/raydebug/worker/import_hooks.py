@@ -8,6 +8,7 @@ import sys
 # importlib.machinery has them from here, and is 0.5 ms of files that no interpreter has loaded yet.
 from _frozen_importlib_external import PathFinder, SourceFileLoader
 
+import raydebug
 from raydebug import worker
 from raydebug.protocol import variables
 
@@ -155,6 +156,14 @@ def _hook_torch(module: ModuleType) -> None:
     _Hook("gpu_history:watch", "record of GPU memory", variables.GPU_HISTORY)(module)
 
 
+def _keep_out_of_graphs(module: ModuleType) -> None:
+    with worker.harmless("torch.compile looks into breakpoints here"):
+        from raydebug.worker import torch_hooks
+        from raydebug.worker.breakpoints.runtime import Site
+
+        torch_hooks.keep_out(module, (raydebug.breakpoint, Site.at, Site.is_due, Site.say))
+
+
 def _watch_steps(module: ModuleType) -> None:
     from raydebug.worker import tripwires
 
@@ -222,7 +231,7 @@ _ON_LOAD: dict[str, Callable[[ModuleType], None]] = {
     "multiprocessing.process": _hook_children,
     "threading": watch_threads,
     "torch": _hook_torch,
-    "torch._dynamo.trace_rules": _Hook("torch_hooks:keep_out", "breakpoints outside of torch.compile"),
+    "torch._dynamo.trace_rules": _keep_out_of_graphs,
     "torch.distributed.distributed_c10d": _Hook("torch_hooks:widen_groups", "longer timeouts", variables.GROUP_TIMEOUT),
     "torch.optim.optimizer": _Hook("nonfinite:watch_trainers", "tripwires", variables.STOP_ON),
     "vllm.v1.engine.async_llm": _watch_requests,

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-import raydebug
 from raydebug import worker
 from raydebug.protocol import variables
 
@@ -28,18 +27,19 @@ NO_GRAPH = (
 GRAPH_NAME = "__compiled_fn_"  # how the code that replaces a compiled function calls a graph: torch 2.13.0
 
 
-def keep_out(rules: ModuleType) -> None:
+def keep_out(rules: ModuleType, functions: tuple[Any, ...]) -> None:
     """Let torch.compile neither compile nor warn about our breakpoints and the code that a pause runs.
 
-    A function with a counter would be compiled again for each count. `rules` is torch._dynamo.trace_rules, just loaded.
+    A function with a counter would be compiled again for each count.
+
+    Args:
+        rules: torch._dynamo.trace_rules, just loaded.
+        functions: those of ours that the user's code calls.
 
     Source: torch 2.13.0, _dynamo/trace_rules.py:3752: `add` skips a package's folder; symbolic_convert.py:5737: the
     attributes that torch.compiler.disable sets, of which the second is shown if the graph must not break.
     """
-    from raydebug.worker.breakpoints.runtime import Site
-
-    by_users: tuple[Any, ...] = (raydebug.breakpoint, Site.at, Site.is_due, Site.say)
-    for function in by_users:
+    for function in functions:
         function._torchdynamo_disable, function._torchdynamo_disable_msg = True, NO_GRAPH
     for package in PASSED_OVER:
         rules.add(package)
