@@ -530,7 +530,7 @@ def test_report_of_two_runs(state: Path) -> None:
 def test_report_list_and_json(state: Path, tmp_path: Path) -> None:
     """`--list` names the runs, `--json` prints the last one's document; without any run both print that."""
     lines = report("--list").stdout.splitlines()
-    row = re.compile(r"\s*raydebug-071204-0b17d4\s+succeeded\s+2026-09-21 14:53:20 UTC\s+2m48s")
+    row = re.compile(r"\s*raydebug-071204-0b17d4\s+succeeded\s+09-21 14:53\s+2m48s")
     assert any(map(row.match, lines))
     listed = json.loads(report("--list", "--json").stdout)["runs"]
     assert [run["status"] for run in listed] == ["failed", "succeeded"]

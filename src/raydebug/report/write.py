@@ -40,18 +40,16 @@ def write_report(
     path = (output or folder / PAGE).absolute()
     crashes = describe_groups(find_snapshots(str(folder))) if (folder / SNAPSHOTS).is_dir() else []
     way = os.path.relpath(folder.resolve(), path.parent.resolve())  # from the page to the folder of the run
+    tasks: list[Phase] = []
+    if recorded is not None and not run.steps:
+        for task in sorted((task for one in recorded.processes for task in one.tasks), key=lambda task: task.start):
+            start_s = max(0.0, task.start - recorded.start)
+            tasks.append(Phase(name=task.name, start_s=start_s, end_s=task.end - recorded.start))
     page = run_page(
-        run, "" if way == "." else f"{way}/", crashes=crashes, slow_step=slow_step,
-        tasks=[] if recorded is None or run.steps else _tasks(recorded), reload_s=reload_s,
-    )  # fmt: skip
+        run, "" if way == "." else f"{way}/", crashes=crashes, slow_step=slow_step, tasks=tasks, reload_s=reload_s
+    )
     fix = "name a file that can be: `raydebug report --output FILE`"
     return write_page(path, page, named=output is not None, fix=fix)
-
-
-def _tasks(recorded: Recorded) -> list[Phase]:
-    start = recorded.start
-    tasks = sorted((task for process in recorded.processes for task in process.tasks), key=lambda task: task.start)
-    return [Phase(name=task.name, start_s=max(0.0, task.start - start), end_s=task.end - start) for task in tasks]
 
 
 def write_page(path: Path, page: str, *, named: bool, fix: str) -> Path:
