@@ -349,7 +349,7 @@ async def test_request_of_an_earlier_gateway():
     channel = ControlChannel({"pid": 4}, peer)
     names: list[str] = []
     for number in range(2):
-        asking = asyncio.ensure_future(PauseRequests(Control(Numbers()), Board(Numbers()))._request(channel, print))
+        asking = asyncio.ensure_future(PauseRequests(Control(Numbers()), Board(Numbers()))._request(channel, "", print))
         while len(names) == number:
             await asyncio.sleep(0)
             names = [asked["arguments"]["request"] for asked in peer.asked if asked.get("command") == "pause"]
