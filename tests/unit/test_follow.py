@@ -131,7 +131,7 @@ def test_a_dashboard_that_is_away(dashboard: RayDashboard, verb: list[str]) -> N
     if "logs" in verb:
         assert first_line(follower) == "line 1\n"
     else:
-        time.sleep(3.0)
+        assert follower.stderr.readline() == f"waits for the end of job {JOB} ...\n"
     with dashboard.away():
         while "Ray's dashboard does not answer" not in follower.stderr.readline():
             assert follower.poll() is None
