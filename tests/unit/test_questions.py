@@ -365,7 +365,7 @@ def test_questions_of_the_gateway_alone(gateway: GatewayUnderTest, name: str) ->
         "error: the gateway of cluster 'test' refused a request\n"
         f"cause: POST /processes/{name}: this gateway knows no question '{name}' of clients; "
         "it may be of another version\n"
-        "fix: if its version differs, restart it with `raydebug down --name test` and `up`"
+        "fix: if its version differs, restart it with `raydebug down` and `raydebug up`"
     )
 
 
