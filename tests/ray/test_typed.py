@@ -133,3 +133,32 @@ def test_readme(reader: Path) -> None:
     commands = typed(text)
     assert [typed.command.split()[1] for typed in commands] == ["run", "open", "run", "stacks", "run", "attach"]
     type_all(commands, reader)
+
+
+@pytest.mark.timeout(400)
+def test_a_day(reader: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of "A day with it" print what it shows, from the crash over the hang to the right result."""
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")  # `up` takes containers where an engine answers
+    program, log = reader / "grade.py", reader / "first.log"
+    _, crashes, hangs, wrong = re.split(r"^## ", (ROOT / "docs" / "day.md").read_text(), flags=re.MULTILINE)
+    text = (ROOT / "docs" / "day.md").read_text()
+    program.write_text(_FENCE.findall(text)[0][1])
+
+    def fix(before: str, after: str) -> None:
+        assert after in text, "the page says so"
+        assert before in program.read_text()
+        program.write_text(program.read_text().replace(before, after))
+
+    type_all(typed(crashes), reader)
+    fix("found = numbers[-1]", "found = numbers[-1] if numbers else None")
+    with in_first_terminal("raydebug run -- python grade.py", log):
+        type_all(typed(hangs), reader)
+    fix("ray.get(board.add.remote(me, reward(*row)))", "ray.get(board.add.remote(self.name(), reward(*row)))")
+    fix("self.rewards[ray.get(grader.name.remote())] = value", "self.rewards[name] = value")
+    fix("def add(self, grader, value):", "def add(self, name, value):")
+    fix("def grade(self, row, board, me):", "def grade(self, row, board):")
+    fix("one.grade.remote(row, board, one) for", "one.grade.remote(row, board) for")
+    typed_last = typed(wrong)
+    type_all(typed_last[:3], reader)
+    fix("if found == expected", "if found and float(found) == expected")
+    type_all(typed_last[3:], reader)
