@@ -58,10 +58,10 @@ MODULES_MOST = {  # a few more than when this was written: files may be split
     "paused --help": 11,
     "report --list": 20,
     "paused": 34,
-    "attach": 60,
+    "attach": 61,
     "stacks": 55,
     "diagnose FILE": 50,
-    "check env --fresh": 66,
+    "check env --fresh": 67,
 }
 
 

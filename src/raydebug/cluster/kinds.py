@@ -11,8 +11,6 @@ from typing import Any, ClassVar
 
 from raydebug import render
 from raydebug.cluster import audit_log, rendezvous, state
-from raydebug.cluster.compose import project
-from raydebug.cluster.compose.engine import Container
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.kind import FOLLOW_EVERY_S, Kind, ListedNode, node_row, print_logs, slow
 from raydebug.cluster.rendezvous import NodeState
@@ -105,6 +103,13 @@ class ByHandKind(Kind):
     services = ("head", "worker", "gateway")
     zone = UTC
 
+    @property
+    def _compose(self) -> Any:
+        """What knows containers; verbs for other clusters start without it."""
+        from raydebug.cluster.compose import project
+
+        return project
+
     def take_down(self) -> list[str]:
         name = self.cluster.name
         raise UsageError(
@@ -118,7 +123,7 @@ class ByHandKind(Kind):
         return ContainerRunner(self.cluster)
 
     def show_logs(self, service: str | None, *, follow: bool) -> int:
-        return project.show_logs(self.cluster, service, follow=follow)
+        return self._compose.show_logs(self.cluster, service, follow=follow)
 
 
 class ComposeKind(ByHandKind):
@@ -145,7 +150,7 @@ class ComposeKind(ByHandKind):
         return ContainerRunner(self.cluster, found[0].name) if found else None
 
     def head_programs(self) -> list[str]:
-        return project.programs_of_head(self.cluster)
+        return self._compose.programs_of_head(self.cluster)
 
     def why_head_ended(self) -> str | None:
         """Return why the head's container is not ready, waiting CONTAINER_ENDS_S for its end to be listed."""
@@ -162,7 +167,7 @@ class ComposeKind(ByHandKind):
         heads = [c for c in found if c.service == "head"]
         if heads and heads[0].state == "running":
             return []
-        nodes = [node_row(c.service, c.address, c.state, project.explain(c)) for c in found]
+        nodes = [node_row(c.service, c.address, c.state, self._compose.explain(c)) for c in found]
         return nodes or [node_row("head", self.cluster.host, "dead", "its containers are gone")]
 
     def silences_s(self) -> dict[str, float]:
@@ -173,14 +178,14 @@ class ComposeKind(ByHandKind):
         return self._why_down("gateway", "its container is gone")
 
     def keep_audit_lines(self) -> None:
-        project.keep_audit_lines(self.cluster)
+        self._compose.keep_audit_lines(self.cluster)
 
     def _why_down(self, service: str, gone: str) -> str | None:
         found = [c for c in self._containers() if c.service == service]
-        return project.explain(found[0]) if found else gone
+        return self._compose.explain(found[0]) if found else gone
 
-    def _containers(self) -> list[Container]:
-        return project.containers(self.cluster)
+    def _containers(self) -> list[Any]:
+        return self._compose.containers(self.cluster)
 
 
 class JoinedKind(Kind):
