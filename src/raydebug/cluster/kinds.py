@@ -123,7 +123,8 @@ class ByHandKind(Kind):
         return ContainerRunner(self.cluster)
 
     def show_logs(self, service: str | None, *, follow: bool) -> int:
-        return self._compose.show_logs(self.cluster, service, follow=follow)
+        code: int = self._compose.show_logs(self.cluster, service, follow=follow)
+        return code
 
 
 class ComposeKind(ByHandKind):
@@ -150,7 +151,8 @@ class ComposeKind(ByHandKind):
         return ContainerRunner(self.cluster, found[0].name) if found else None
 
     def head_programs(self) -> list[str]:
-        return self._compose.programs_of_head(self.cluster)
+        programs: list[str] = self._compose.programs_of_head(self.cluster)
+        return programs
 
     def why_head_ended(self) -> str | None:
         """Return why the head's container is not ready, waiting CONTAINER_ENDS_S for its end to be listed."""
@@ -185,7 +187,8 @@ class ComposeKind(ByHandKind):
         return self._compose.explain(found[0]) if found else gone
 
     def _containers(self) -> list[Any]:
-        return self._compose.containers(self.cluster)
+        found: list[Any] = self._compose.containers(self.cluster)
+        return found
 
 
 class JoinedKind(Kind):
