@@ -48,6 +48,7 @@ FOLLOWERS = frozenset((
     *("ChildFailedError", "CalledProcessError", "InstantiationException"),
     *("ProcessRaisedException", "ProcessExitedException"),  # torch.multiprocessing.spawn, of an error in a child
 ))  # fmt: skip
+_COMPLAINT = re.compile(r"\S{1,200}: (?:line )?\d+: ")  # of a shell; a script that goes on after one prints more
 # Ray's words of a worker that has ended: ray 2.41-2.60 exceptions.py ActorDiedError, src/ray/raylet/node_manager.cc.
 _ENDED = re.compile(r"(?:class_name: (?P<name>\S+) .*)?\b(?:Worker PID|pid): (?P<pid>\d+)\b")
 
@@ -102,8 +103,14 @@ class _Run:
         self.raised = [event for event in self.events if event.kind == EXCEPTION and event in opened]
         told = [hit for hit in self.hits if hit.rule.fatal and not hit.event.is_warning and hit.event in opened]
         evidence = [
-            event for event in opened if event.kind in (FATAL, EXIT) or (event.kind, event.level) == FATAL_RECORD
+            event
+            for event in opened
+            if event.kind == FATAL
+            or (event.kind == EXIT and not event.is_warning)
+            or (event.kind, event.level) == FATAL_RECORD
         ]
+        harmless = {hit.event for hit in self.hits if not hit.rule.fatal}
+        evidence += [event for event in self.events[-1:] if event in opened - harmless and _COMPLAINT.match(event.text)]
         evidence += [event for event in self.raised if not event.is_warning and not self.course.is_handled(event)]
         evidence += [
             hit.event
@@ -133,6 +140,8 @@ class _Run:
                 diagnoses.append(self._describe(hit, lines))
         explained = {hit.event for hit in hits}
         own = self._own_error([event for event in self.raised if event not in explained])
+        if own is None and not hits:  # nothing tells of what the program has followed
+            own = next((event for event in reversed(self.raised) if event.place and is_users(event.place[0])), None)
         if own is not None and self.has_failed and not any(self._beats(hit, own) for hit in hits):
             diagnoses.insert(0, _of_user(own, lines))
         return diagnoses

@@ -166,7 +166,7 @@ def find_hits(events: Sequence[Event], stop: Stop = never) -> list[Hit]:
 def _hits_of(event: Event) -> Iterator[Hit]:
     """Yield what fits an event by itself."""
     for number, match, direct in _matches(event.text, event.more):
-        if not _is_quoted(event, match):
+        if not _is_quoted(event, match, direct=direct):
             yield Hit(
                 load_rules()[number], event, {name: text for name, text in match.groupdict().items() if text}, direct
             )
@@ -198,11 +198,11 @@ def _of_frames() -> tuple[Rule, ...]:
     return tuple(rule for rule in load_rules() if not rule.message)
 
 
-def _is_quoted(event: Event, match: re.Match[str]) -> bool:
-    """Return whether a user's own exception only quotes what matches: it is of another program."""
+def _is_quoted(event: Event, match: re.Match[str], *, direct: bool) -> bool:
+    """Return whether a user's own exception only quotes what matches, or has it in a note: it is of something else."""
     if event.kind != EXCEPTION or not event.frames or not is_users(event.frames[-1][0]):
         return False
-    return any(
+    return not direct or any(
         quoted.start(2) <= match.start() and match.end() <= quoted.end(2) for quoted in _QUOTED.finditer(match.string)
     )
 

@@ -63,7 +63,7 @@ FINISHED = (
         r"\b(?:[Tt]raining|[Ff]ine-?tuning|[Ff]inetune|[Jj]ob|[Rr]un|[Ss]cript|[Pp]rogram|[Ww]orkflow|[Pp]ipeline"
         r"|[Ee]xperiment|[Bb]enchmark|[Ss]weep|[Ee]valuation)\b(?! (?:not|un)\w*)(?:'.{0,80}')?[^.:,;]{0,30}?(?<!not )"
         r"\b(?:completed?|COMPLETED?|finished|FINISHED|done|DONE|succeeded|successful|ended well)\b"
-        r"(?!.{0,30}\b(?:exit|with|code|error|fail\w*|status)\b(?! (?:code |status )?0\b))"
+        r"(?!.{0,30}\b(?:exit|with|code|error|(?<!\b0 )fail\w*|status)\b(?! (?:code |status )?0\b))"
     ),
     r"Job '.*' succeeded",
     r"(?i)\bjob.{0,60}\bSUCCEEDED\b",
