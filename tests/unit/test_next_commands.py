@@ -1,0 +1,156 @@
+"""The commands that `next:` lines of stacks, run, diagnose, check and up name: the command line takes each of them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+from test_next_step import WELL, refused
+from test_stack_verdicts import IDLE, RAY, collective, frame, process
+from test_wait_graph import STUCK, actor, asks, driver, task
+
+from raydebug import render
+from raydebug.check.output import next_steps
+from raydebug.cli.app import whole_app
+from raydebug.cluster.kind import Kind
+from raydebug.cluster.kinds import ByHandKind
+from raydebug.diagnose.cause import diagnose
+from raydebug.diagnose.inputs import read_text
+from raydebug.diagnose.run_diagnosis import failure_lines
+from raydebug.findings import Finding
+from raydebug.stacks.verdict import judge
+from raydebug.stacks.wait_kinds import LOGS
+
+OTHERS = ("kill -CONT ", "py-spy dump ", "docker compose ")  # programs of other projects
+_PROSE = re.compile(r"  \(.*\)$|: .*$")
+
+
+def parse(command: str) -> None:
+    """Parse a command as the program does, without doing anything."""
+    assert command.startswith(("raydebug ", *OTHERS)), command
+    words = shlex.split(command)
+    group: click.Command = typer.main.get_command(whole_app())
+    context = click.Context(group, info_name="raydebug")
+    while words[0] not in ("kill", "py-spy", "docker") and isinstance(group, click.Group):
+        name, group, words = group.resolve_command(context, words[1:] if context.parent is None else words)
+        assert group is not None, command
+        context = group.make_context(name or "", list(words), parent=context)
+        words = [*context.protected_args, *context.args] if isinstance(group, click.Group) else ["kill"]
+
+
+def commands(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the commands of `next:` lines, and of those indented below one."""
+    for line in lines:
+        text = line.removeprefix("next: ")
+        if text.strip().startswith(("raydebug ", *OTHERS)) and (text != line or line.startswith("      ")):
+            yield _PROSE.sub("", text.strip())
+
+
+def silent(**facts: Any) -> Any:
+    """Return a rank that does not answer."""
+    return process(3, state="silent", actor_id="a3", **{"threads": [], **facts})
+
+
+def asking(name: str, pid: int, wanted: str) -> Any:
+    frames = frame(RAY, 1000, "Worker.get_objects"), frame(RAY, 3000, "get"), frame("/job/actors.py", 7, "ask")
+    return actor(name, pid, *frames, thread={"objects": [wanted * 28]})
+
+
+GIL = [{"name": "MainThread", "frames": [frame("/job/c.py", 5, "hold")], "gil": True}]
+TRAINS = [task("a3", "Trainer.train", "a3")]
+WAITING = [collective(rank) for rank in (0, 1, 3)]
+LOOKS: dict[str, tuple[list[Any], list[Any]]] = {
+    "network": ([driver("ab"), asks("Reward", 9)], [task("ab", "Reward.score", "Reward")]),
+    "lock": ([driver("ab"), actor("Worker", 9, *STUCK)], [task("ab", "Worker.train", "Worker")]),
+    "unknown": ([process(None, frame("/job/t.py", 3, "spin"), role="driver", pid=8, is_driver=True)], []),
+    "paused": ([{**process(0, *STUCK), "pauses": ["p7"]}], []),
+    "mismatch": ([collective(0), collective(1, "broadcast"), collective(2), collective(3)], []),
+    "missing": ([*WAITING, process(2, frame("/job/data.py", 12, "load"))], []),
+    "not there": (WAITING, []),
+    "all inside": ([collective(rank) for rank in range(4)], []),
+    "gone task": ([driver("ab")], [task("ab", "work", None, pid=55, node_id="n")]),
+    "unplaced": ([driver("ab")], [task("ab", "work", None, "PENDING_NODE_ASSIGNMENT")]),
+    "gone": ([driver("a3"), silent(gone=True)], TRAINS),
+    "stopped": ([driver("a3"), silent(stopped=True)], TRAINS),
+    "gil": ([driver("a3"), silent(threads=GIL)], TRAINS),
+    "unread": ([driver("a3"), silent(unread="no right; give it")], TRAINS),
+    "deadlock": ([asking("A", 9, "cd"), asking("B", 10, "ab")],
+                 [task(code, f"{name}.answer", name, "SUBMITTED_TO_WORKER") for code, name in (("ab", "A"), ("cd", "B"))]),
+    "idle": ([process(0, *IDLE)], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cluster", ["default", "blue"])
+@pytest.mark.parametrize("how", LOOKS)
+def test_of_a_verdict(how: str, cluster: str) -> None:
+    """What `stacks` and `run --hang-after` say to do next; the name of a cluster goes to commands of raydebug alone."""
+    look, tasks = LOOKS[how]
+    verdict = judge([look, look], tasks)
+    if verdict["next"] is None:
+        assert how == "idle"
+        return
+    render.suggest_for(cluster)
+    try:
+        command = render.suggested(f"next: {verdict['next']}").removeprefix("next: ")
+    finally:
+        render.suggest_for("default")
+    is_ours = command.startswith("raydebug ") and command != LOGS
+    assert (" --name blue" in command) == (cluster == "blue" and is_ours), command
+    parse(command)
+
+
+def test_stopped_process_is_woken() -> None:
+    """The command for a stopped process wakes it."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        child.send_signal(signal.SIGSTOP)
+        look = [driver("a3"), silent(stopped=True, pid=child.pid)]
+        subprocess.run(shlex.split(judge([look, look], TRAINS)["next"] or ""), check=True)
+        state = Path(f"/proc/{child.pid}/stat")
+        while state.read_text().rpartition(") ")[2][0] == "T":
+            time.sleep(0.01)
+        child.kill()
+
+
+def test_of_a_failed_run(tmp_path: Path) -> None:
+    """What `run` and `diagnose` say to do next after a failure."""
+    error = 'Traceback (most recent call last):\n  File "/w/t.py", line 1, in f\nValueError: odd\n'
+    (first,) = diagnose(read_text(error, "job.log")).diagnoses
+    lines = failure_lines(replace(first, command="python t.py"), "raydebug-101500-ab12")
+    found = list(commands(lines))
+    assert [command.split()[1] for command in found] == ["run", "diagnose"]
+    for command in found:
+        parse(command)
+
+
+TRIED = [
+    WELL,
+    replace(WELL, code=1),
+    replace(WELL, code=1, cluster=False, name="blue"),
+    refused(Finding("command.batch", "error", "9 rows", "they do not divide", "8", {"data.train_batch_size": "8"})),
+]
+
+
+@pytest.mark.parametrize("tried", TRIED, ids=lambda tried: f"{tried.code} {tried.name}")
+def test_of_a_try(tried: Any) -> None:
+    """What `check` and `try` say to do next."""
+    found = list(commands(next_steps(tried)))
+    assert found
+    for command in found:
+        parse(command)
+
+
+@pytest.mark.parametrize("kind", [Kind, ByHandKind])
+def test_of_up(kind: type[Kind]) -> None:
+    """What `up` says to do next."""
+    parse(kind.next_step)
