@@ -29,6 +29,7 @@ from raydebug.diagnose.cause import diagnose
 from raydebug.diagnose.inputs import read_text
 from raydebug.diagnose.run_diagnosis import failure_lines
 from raydebug.findings import Finding
+from raydebug.stacks.graph import QUEUED
 from raydebug.stacks.verdict import judge
 from raydebug.stacks.wait_kinds import LOGS
 
@@ -86,7 +87,7 @@ LOOKS: dict[str, tuple[list[Any], list[Any]]] = {
     "gil": ([driver("a3"), silent(threads=GIL)], TRAINS),
     "unread": ([driver("a3"), silent(unread="no right; give it")], TRAINS),
     "deadlock": ([asking("A", 9, "cd"), asking("B", 10, "ab")],
-                 [task(code, f"{name}.answer", name, "SUBMITTED_TO_WORKER") for code, name in (("ab", "A"), ("cd", "B"))]),
+                 [task(code, f"{name}.answer", name, QUEUED[0]) for code, name in (("ab", "A"), ("cd", "B"))]),
     "idle": ([process(0, *IDLE)], []),
 }  # fmt: skip
 
