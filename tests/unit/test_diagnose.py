@@ -606,9 +606,7 @@ def test_the_last_of_many() -> None:
 
 
 def test_no_line_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks or lines: the same lines are found, also after patterns have often opened a block in vain."""
-    monkeypatch.setattr(scan, "REVIEWED_BLOCKS", 3)
-    monkeypatch.setattr(scan, "OPENED_WITHOUT_MATCH", 1)
+    """Blocks or lines: the same lines are found."""
     monkeypatch.setattr(scan, "AROUND", 0)
     words = [word for rule in load_rules() for word in rule.example.split()]
     examples = [line for rule in load_rules() for line in rule.example.splitlines()]

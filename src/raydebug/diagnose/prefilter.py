@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from typing import Any, cast
 
@@ -81,7 +81,7 @@ class Prefilter:
                     if ids.setdefault(text, len(ids)) == len(self._of_literal):
                         self._of_literal.append([])
                     self._of_literal[ids[text]].append((number, clause))
-        self._set = _search_set(map(_escaped, ids))
+        self._set = _search_set(ids)
         self._of_literals = lru_cache(10_000)(self._of)  # lines of one kind have the same literals
 
     def find(self, text: bytes) -> frozenset[int]:
@@ -96,20 +96,8 @@ class Prefilter:
                 met.setdefault(number, set()).add(clause)
         return frozenset(number for number, clauses in met.items() if len(clauses) == len(self._clauses[number]))
 
-    def of_one_line(self, numbers: Sequence[int]) -> Callable[[bytes], set[int]]:
-        """Return what says which of these patterns may match a line of a text, and not only lines of it together."""
-        within_line = _search_set(
-            b".*".join(b"(?:" + b"|".join(map(_escaped, sorted(texts))) + b")" for texts in self._clauses[number])
-            for number in numbers
-        )
-        return lambda text: {numbers[at] for at in within_line.Match(text) or ()}
 
-
-def _escaped(text: str) -> bytes:
-    return re.escape(text.encode("utf-8"))
-
-
-def _search_set(patterns: Iterable[bytes]) -> Any:
+def _search_set(texts: Iterable[str]) -> Any:
     import re2  # google-re2: 40 ms that verbs which read no log do without
 
     options = re2.Options()
@@ -117,8 +105,8 @@ def _search_set(patterns: Iterable[bytes]) -> Any:
     options.encoding = re2.Options.Encoding.LATIN1
     options.max_mem = SET_BYTES
     search_set = re2.Set.SearchSet(options)
-    for pattern in patterns:
-        search_set.Add(pattern)
+    for text in texts:
+        search_set.Add(re.escape(text.encode("utf-8")))
     search_set.Compile()
     return search_set
 

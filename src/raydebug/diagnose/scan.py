@@ -2,9 +2,8 @@
 
 The prefilter looks at about 100 lines at a time; only blocks that contain all texts of a pattern are split into lines,
 and only such lines meet a regular expression of Python. A pattern that has reached its quota of lines opens no block
-any more: of it only the last block is remembered. A pattern that has often opened a block without a match, its texts in
-different lines, opens one only for a line that has all. So a log of one error after another costs little more than a
-healthy one, and 10 GB need no more memory than 10 MB.
+any more: of it only the last block is remembered. So a log of one error after another costs little more than a healthy
+one, and 10 GB need no more memory than 10 MB.
 
 A progress bar writes its states behind carriage returns: of such a line the states that a pattern may match are kept,
 and the last. A line may have no end: it is looked at in pieces, and of a long one the places that a pattern may match
@@ -35,8 +34,6 @@ MAX_KEPT_BYTES = 64 * 1024 * 1024
 WEIGHED_LINES = 10_000  # after which the kept bytes are counted again
 MAX_OF_PATTERN = 30  # first lines that are kept for one pattern, and the last: a million equal ones say no more
 LAST_BLOCKS = 4
-OPENED_WITHOUT_MATCH = 30  # blocks of a pattern, its texts in different lines
-REVIEWED_BLOCKS = 500  # after which, and after twice, four times ... as many, patterns that do so are looked for
 AROUND = 60  # lines that are kept before and after each
 
 
@@ -150,10 +147,6 @@ class _Log:
         # A mark may match what is none; so the last blocks of each are remembered.
         self._marks = frozenset(wanted.marks)
         self._of_mark = {mark: deque[_Block](maxlen=LAST_BLOCKS) for mark in wanted.marks}
-        self._without_match: Counter[int] = Counter()  # by pattern: the blocks that it has opened without one
-        self._across_lines: frozenset[int] = frozenset()  # patterns that often did
-        self._within_line: Callable[[bytes], set[int]] | None = None  # finds these
-        self._blocks, self._next_review = 0, REVIEWED_BLOCKS
         self._behind: deque[_Block] = deque()  # the last blocks, with AROUND lines or more
         self._keep_to = 0
 
@@ -163,32 +156,19 @@ class _Log:
         for mark in patterns & self._marks:
             self._of_mark[mark].append(block)
         self._last.update(dict.fromkeys(patterns & self._at_limit, block))
-        fresh = patterns - self._at_limit - self._marks
-        if self._within_line is not None and not self._across_lines.isdisjoint(fresh):
-            fresh = (fresh - self._across_lines) | (fresh & self._within_line(block.text))
-        if fresh:
-            self._without_match.update(fresh - self._take_lines(block, fresh))
+        if fresh := patterns - self._at_limit - self._marks:
+            self._take_lines(block, fresh)
         elif block.first <= self._keep_to:
             self.rows.update((row[0], row) for row in block.rows(self._wanted) if row[0] <= self._keep_to)
         self._behind.append(block)
         while block.first - self._behind[0].first - self._behind[0].count >= AROUND:
             self._behind.popleft()
-        self._blocks += 1
-        if self._blocks == self._next_review:
-            self._next_review *= 2  # a new set is slow until it has seen a few MB
-            across = frozenset(
-                pattern for pattern, count in self._without_match.items() if count >= OPENED_WITHOUT_MATCH
-            )
-            if across != self._across_lines:
-                self._across_lines, self._within_line = across, self._wanted.of_one_line(sorted(across))
 
-    def _take_lines(self, block: _Block, fresh: frozenset[int]) -> set[int]:
-        """Keep the lines that some patterns may match, and those around them; return the patterns."""
-        met: set[int] = set()
+    def _take_lines(self, block: _Block, fresh: frozenset[int]) -> None:
+        """Keep the lines that some patterns may match, and those around them."""
         before = deque([row for earlier in self._behind for row in earlier.rows(self._wanted)], maxlen=AROUND)
         for row in block.rows(self._wanted):
             if ids := fresh & self._wanted.find(row[2]):
-                met |= ids
                 self._keep_to = row[0] + AROUND
                 self.rows.update((earlier[0], earlier) for earlier in before)
                 self._seen.update(ids)
@@ -201,7 +181,6 @@ class _Log:
             if len(self.rows) >= self._limit or sum(len(row[2]) for row in self.rows.values()) >= self._limit_bytes:
                 self.is_full = True
                 self._at_limit.update(self._wanted.numbers - self._marks)
-        return met
 
     def take_last(self) -> None:
         """Keep the last line of each pattern that has reached MAX_OF_PATTERN, with those around it in its block."""

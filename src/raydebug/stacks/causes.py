@@ -13,7 +13,8 @@ from raydebug.protocol.records import OpenCall
 from raydebug.render import command
 from raydebug.stacks.graph import CREATION, Graph, Node, Path
 from raydebug.stacks.groups import active_thread, is_idle_server, is_idle_thread, place, users_frame
-from raydebug.stacks.wait_kinds import COLLECTIVE, KINDS, LOGS, End, attach, count, for_seconds, holds_gil, show_locals
+from raydebug.stacks.training_words import describe as describe_training
+from raydebug.stacks.wait_kinds import COLLECTIVE, KINDS, LOGS, End, attach, count, holds_gil, show_locals
 
 SHOWN_CALL_S = 5.0  # a shorter call says nothing
 PEERS = {"lock": "its holder", "network": "host", "subprocess": "child"}  # by kind the field that has the other side
@@ -65,7 +66,9 @@ def describe(node: Node, graph: Graph, *, moved: bool, others: Sequence[ListedSt
     process, wait, end = node.process, node.wait, end_of(node, graph, moved=moved)
     if end == End.SILENT:
         return _silent(node, [process, *[other for other in others if other["state"] != messages.ANSWERED]])
-    words, at, call = _training(graph.words_of(process)), place(wait.at), call_of(node)
+    at, call = place(wait.at), call_of(node)
+    said = describe_training({process["instance"]: graph.words_of(process)}, [process])
+    words = f"; {said}" if said else ""
     age_s = call.get("age_s", 0.0) if call else 0.0
     age = f", in one call of {call.get('function', '?')} for {age_s:.0f} s" if call and age_s >= SHOWN_CALL_S else ""
     if end == End.WAITS and _has_reason(node, graph):
@@ -153,30 +156,3 @@ def phase_of(path: Path, graph: Graph) -> str:
             if re.search(file, frame.get("file", "")) and re.search(function, name):
                 return phase.format(function=name)
     return ""
-
-
-def _training(words: TrainingWords) -> str:
-    """Return what a process says of its work, oldest first."""
-    parts = []
-    for sample in words.get("samples", [])[:1]:
-        turn = f", turn {sample['turn']}" if "turn" in sample else ""
-        tool = f", tool {sample['tool']}" if "tool" in sample else ""
-        state = f"{sample.get('state', 'not finished')}{turn}{tool}{_url(sample)}"
-        parts.append(f"sample {sample.get('uid', '?')} is {state}{for_seconds(sample.get('age_s'))}")
-    for reward in words.get("rewards", [])[:1]:
-        source = f" for data source {reward['data_source']}" if "data_source" in reward else ""
-        what = f"the reward {reward.get('function', 'function')}{source}{_url(reward)}"
-        parts.append(f"{what} has not returned{for_seconds(reward.get('age_s'))}")
-    for call in words.get("requests", [])[:1]:
-        parts.append(f"request {call.get('id', '?')} has no answer{for_seconds(call.get('age_s'))}")
-    more = max(words.get("samples_total", 0), len(words.get("samples", []))) - 1
-    parts += [f"{more} more samples are not finished"] if more > 0 else []
-    if sync := words.get("sync"):
-        missing = f": the side of the {sync['missing']} has not joined" if sync.get("missing") else ""
-        parts.append(f"the weight sync has not ended{missing}{for_seconds(sync.get('age_s'))}")
-    where = ", ".join(f"{name} {words[name]}" for name in ("step", "phase") if words.get(name) is not None)
-    return "".join(f"; {part}" for part in parts) + (f" ({where})" if where else "")
-
-
-def _url(work: OpenSample | OpenReward) -> str:
-    return f" at {work['url']}" if "url" in work else ""

@@ -16,7 +16,7 @@ from raydebug.stacks.wait_kinds import for_seconds, who
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
     from raydebug.protocol.listings import ListedStacks
-    from raydebug.protocol.questions import TrainingWords
+    from raydebug.protocol.questions import OpenReward, OpenSample, TrainingWords
 
 TIMEOUT_S = 1.0
 LOST = "lost, no agent worker has it"
@@ -79,15 +79,22 @@ def describe(found: Mapping[str, TrainingWords], processes: Sequence[ListedStack
         step = f"step {trainer['step']}, " if "step" in trainer else ""
         parts.append(f"{step}phase {trainer['phase']}{for_seconds(trainer.get('phase_age_s'))}")
     listed = [sample for words in found.values() for sample in words.get("samples", [])]
+    unlisted = max(0, sum(words.get("samples_total", 0) for words in found.values()) - len(listed))
     for state in dict.fromkeys(sample.get("state", "?") for sample in listed):
         samples = [sample for sample in listed if sample.get("state") == state]
         if state in OF_BUFFER and len(samples) < len(listed):
             continue  # the agent workers say more of them
         oldest = max(samples, key=lambda one: one.get("age_s", 0.0))
-        tool = f", tool {oldest['tool']}" if "tool" in oldest else ""
-        url = f" at {oldest['url']}" if "url" in oldest else ""
-        many = f"{len(samples)} samples are" if len(samples) > 1 else "one sample is"
-        parts.append(f"{many} {state}{for_seconds(oldest.get('age_s'))}: {oldest.get('uid', '?')}{tool}{url}")
+        at = "".join(f", {name} {oldest[name]}" for name in ("turn", "tool") if name in oldest)
+        count = len(samples) + (unlisted if len(samples) == len(listed) else 0)
+        many = f"{count} samples are" if count > 1 else "one sample is"
+        parts.append(f"{many} {state}{for_seconds(oldest.get('age_s'))}: {oldest.get('uid', '?')}{at}{_url(oldest)}")
+    if rewards := [reward for words in found.values() for reward in words.get("rewards", [])]:
+        reward = max(rewards, key=lambda one: one.get("age_s", 0.0))
+        of = f" for data source {reward['data_source']}" if "data_source" in reward else ""
+        what = f"the reward {reward.get('function', 'function')}{of}{_url(reward)}"
+        more = f", nor {len(rewards) - 1} more" if len(rewards) > 1 else ""
+        parts.append(f"{what} has not returned{for_seconds(reward.get('age_s'))}{more}")
     for instance, words in found.items():
         if requests := words.get("requests"):
             first = f"{requests[0].get('id', '?')}{for_seconds(requests[0].get('age_s'))}"
@@ -97,3 +104,7 @@ def describe(found: Mapping[str, TrainingWords], processes: Sequence[ListedStack
         missing = f", the {syncs[0]['missing']} has not joined" if "missing" in syncs[0] else ""
         parts.append(f"a weight sync has not ended{missing}{for_seconds(max(one.get('age_s', 0.0) for one in syncs))}")
     return "; ".join(parts) or None
+
+
+def _url(work: OpenSample | OpenReward) -> str:
+    return f" at {work['url']}" if "url" in work else ""
