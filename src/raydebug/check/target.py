@@ -114,9 +114,12 @@ def find_target(command: list[str], folder: Path, name: str, profile: str | None
     """
     training = None
     if command:
-        from raydebug.commands.trainings import Reading, find_trainings  # `check env` needs no command: 30 ms
+        from raydebug.commands.trainings import read_command  # `check env` needs no command: 30 ms
 
-        training = only_training(Reading(command, find_trainings(command, os.environ, folder)))
+        reading = read_command(command, os.environ, folder)
+        if reading.unreadable is not None:
+            raise reading.unreadable
+        training = only_training(reading)
     return target_of(training, folder, find_running(name), profile)
 
 

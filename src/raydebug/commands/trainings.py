@@ -55,10 +55,11 @@ class Training:
 class Reading:
     """A command, and the training commands that it runs, itself or by a shell script, in their order."""
 
-    command: list[str]
-    trainings: list[Training]  # as far as its script was read
-    unreadable: RaydebugError | None = None  # why it cannot be read
-    asked: frozenset[str] = frozenset()  # the variables that its scripts name
+    command: Sequence[str]
+    trainings: list[Training]  # none where a script cannot be read
+    others: list[str]  # the Python programs that it runs and that are no known trainings
+    unreadable: RaydebugError | None  # why a script cannot be read
+    asked: frozenset[str]  # the variables that its scripts name
 
     @property
     def python_path(self) -> list[str]:
@@ -73,28 +74,22 @@ def find_trainings(command: Sequence[str], environ: Mapping[str, str], folder: P
     Raises:
         RaydebugError: a script cannot be read.
     """
-    return _follow(command, environ, folder, set()).trainings
+    reading = read_command(command, environ, folder)
+    if reading.unreadable is not None:
+        raise reading.unreadable
+    return reading.trainings
 
 
-def other_programs(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> list[str]:
-    """Return the Python programs that a command runs and that are no known trainings, for an error about it."""
-    return list(dict.fromkeys(_follow(command, environ, folder, set()).others))
-
-
-def _follow(command: Sequence[str], environ: Mapping[str, str], folder: Path, asked: set[str]) -> _Follower:
+def read_command(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> Reading:
+    """Return what a command runs; a script that cannot be read has no trainings."""
     exported = {name: Variable(text, _EXPORTED) for name, text in environ.items()}
-    follower = _Follower(exported, folder, asked)
-    follower.run(list(command), frozenset())
-    return follower
-
-
-def read_command(command: list[str], environ: Mapping[str, str], folder: Path) -> Reading:
-    """Return what `find_trainings` does; a script that cannot be read has no trainings."""
-    asked: set[str] = set()
+    asked = set[str]()
+    follower, unreadable = _Follower(exported, folder, asked), None
     try:
-        return Reading(command, _follow(command, environ, folder, asked).trainings, asked=frozenset(asked))
+        follower.run(list(command), frozenset())
     except RaydebugError as failure:
-        return Reading(command, [], failure, frozenset(asked))
+        follower.trainings, unreadable = [], failure
+    return Reading(command, follower.trainings, list(dict.fromkeys(follower.others)), unreadable, frozenset(asked))
 
 
 class _Follower:

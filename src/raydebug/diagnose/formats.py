@@ -63,7 +63,8 @@ def decode(file: Any, name: str) -> BufferedIOBase:
     """
     file = file if hasattr(file, "peek") else io.BufferedReader(file)
     if file.peek(HEAD_BYTES).startswith(b"\x1f\x8b"):
-        file = _Unpacked(gzip.GzipFile(fileobj=file), file)
+        below, file = file, gzip.GzipFile(fileobj=file)
+        file.myfileobj = below  # which it closes with itself; else it would be left open
     head = file.peek(HEAD_BYTES)[:HEAD_BYTES]
     if head.startswith(codecs.BOM_UTF8):
         file.read(len(codecs.BOM_UTF8))
@@ -80,19 +81,6 @@ def decode(file: Any, name: str) -> BufferedIOBase:
     if kind:
         raise _refusal(name, f"it is {kind}", "give it as UTF-8 text, packed with gzip or not, or leave it out")
     return file  # type: ignore[no-any-return]
-
-
-class _Unpacked(BufferedIOBase):
-    """What an archive holds; the module gzip leaves the file below it open."""
-
-    def __init__(self, archive: gzip.GzipFile, below: BufferedIOBase) -> None:
-        self.peek, self.read, self.read1 = archive.peek, archive.read, archive.read1  # type: ignore[method-assign]
-        self._files = archive, below
-
-    def close(self) -> None:
-        for file in self._files:
-            file.close()
-        super().close()
 
 
 def _refusal(name: str, cause: str, fix: str) -> RaydebugError:

@@ -196,14 +196,14 @@ def explain(
     Raises:
         RaydebugError: it runs no known training, its script cannot be read, or the profile can be applied to none.
     """
-    from raydebug.commands.trainings import find_trainings, other_programs
+    from raydebug.commands.trainings import read_command
 
-    trainings = find_trainings(command, environ, folder)
-    if not trainings:
-        raise no_training(command, other_programs(command, environ, folder))
+    reading = read_command(command, environ, folder)
+    if not reading.trainings:
+        raise reading.unreadable or no_training(command, reading.others)
     documents: list[dict[str, Any]] = []
     refused: list[RaydebugError] = []
-    for training in trainings:
+    for training in reading.trainings:
         # The training's Python looks in its folder first, then in PYTHONPATH.
         search = ["", *(entry for entry in training.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)]
         request: dict[str, Any] = {"argv": training.argv, "profile": profile, "tiny": list(tiny), "version": version}
