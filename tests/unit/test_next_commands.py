@@ -25,9 +25,10 @@ from raydebug.check.output import next_steps
 from raydebug.cli.app import whole_app
 from raydebug.cluster.kind import Kind
 from raydebug.cluster.kinds import ByHandKind
+from raydebug.diagnose import run_diagnosis
+from raydebug.diagnose.answer import Related
 from raydebug.diagnose.cause import diagnose
 from raydebug.diagnose.inputs import read_text
-from raydebug.diagnose.run_diagnosis import failure_lines
 from raydebug.findings import Finding
 from raydebug.stacks.graph import QUEUED
 from raydebug.stacks.verdict import judge
@@ -123,13 +124,18 @@ def test_stopped_process_is_woken() -> None:
         child.kill()
 
 
-def test_of_a_failed_run(tmp_path: Path) -> None:
-    """What `run` and `diagnose` say to do next after a failure."""
+@pytest.mark.parametrize("snapshot", ["raydebug open raydebug-101500-ab12", "raydebug open run-1 --pick 2", ""])
+def test_of_a_failed_run(monkeypatch: pytest.MonkeyPatch, snapshot: str) -> None:
+    """What `run` says to do next after a failure: with a fix, and with a snapshot of the crash."""
     error = 'Traceback (most recent call last):\n  File "/w/t.py", line 1, in f\nValueError: odd\n'
-    (first,) = diagnose(read_text(error, "job.log")).diagnoses
-    lines = failure_lines(replace(first, command="python t.py"), "raydebug-101500-ab12")
+    answer = diagnose(read_text(error, "job.log"))
+    answer.diagnoses[0].command = "python t.py"
+    answer.related += [Related("snapshot", snapshot, "ValueError")] if snapshot else []
+    monkeypatch.setattr(run_diagnosis, "find_run", lambda _: None)
+    monkeypatch.setattr(run_diagnosis, "diagnose_job", lambda *_: (answer, []))
+    lines, _, _ = run_diagnosis.explain_failure(None, "raydebug-101500-ab12")  # type: ignore[arg-type]
     found = list(commands(lines))
-    assert [command.split()[1] for command in found] == ["run", "diagnose"]
+    assert len(found) == 2, lines
     for command in found:
         parse(command)
 
