@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import typer
 from test_next_step import WELL, refused
@@ -30,6 +29,9 @@ from raydebug.diagnose.answer import Related
 from raydebug.diagnose.cause import diagnose
 from raydebug.diagnose.inputs import read_text
 from raydebug.findings import Finding
+from raydebug.protocol.snapshot import SUFFIX
+from raydebug.runs import folder
+from raydebug.runs.folder import SNAPSHOTS
 from raydebug.stacks.graph import QUEUED
 from raydebug.stacks.verdict import judge
 from raydebug.stacks.wait_kinds import LOGS
@@ -41,14 +43,20 @@ _PROSE = re.compile(r"  \(.*\)$|: .*$")
 def parse(command: str) -> None:
     """Parse a command as the program does, without doing anything."""
     assert command.startswith(("raydebug ", *OTHERS)), command
-    words = shlex.split(command)
-    group: click.Command = typer.main.get_command(whole_app())
-    context = click.Context(group, info_name="raydebug")
-    while words[0] not in ("kill", "py-spy", "docker") and isinstance(group, click.Group):
-        name, group, words = group.resolve_command(context, words[1:] if context.parent is None else words)
-        assert group is not None, command
-        context = group.make_context(name or "", list(words), parent=context)
-        words = [*context.protected_args, *context.args] if isinstance(group, click.Group) else ["kill"]
+    if command.startswith(OTHERS):
+        return
+    group: Any = typer.main.get_command(whole_app())
+    context = group.make_context("raydebug", shlex.split(command)[1:])
+    while hasattr(group, "commands"):
+        name, group, rest = group.resolve_command(context, [*context._protected_args, *context.args])
+        context = group.make_context(name, rest, parent=context)
+
+
+@pytest.mark.parametrize("wrong", ["diagnose run-1 --pick 2", "stacks --bogus", "stacks --locals", "nothing"])
+def test_the_parser_refuses(wrong: str) -> None:
+    """A command with an option or a verb that is not there is no next command."""
+    with pytest.raises(Exception, match=r"No such|requires an argument"):
+        parse(f"raydebug {wrong}")
 
 
 def commands(lines: Iterable[str]) -> Iterator[str]:
@@ -125,8 +133,12 @@ def test_stopped_process_is_woken() -> None:
 
 
 @pytest.mark.parametrize("snapshot", ["raydebug open raydebug-101500-ab12", "raydebug open run-1 --pick 2", ""])
-def test_of_a_failed_run(monkeypatch: pytest.MonkeyPatch, snapshot: str) -> None:
+def test_of_a_failed_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, snapshot: str) -> None:
     """What `run` says to do next after a failure: with a fix, and with a snapshot of the crash."""
+    monkeypatch.setattr(folder, "runs_dir", lambda: tmp_path)
+    snapshots = tmp_path / "raydebug-101500-ab12" / SNAPSHOTS
+    snapshots.mkdir(parents=True)
+    (snapshots / f"{'crash' if snapshot else 'none'}{SUFFIX if snapshot else ''}").touch()
     error = 'Traceback (most recent call last):\n  File "/w/t.py", line 1, in f\nValueError: odd\n'
     answer = diagnose(read_text(error, "job.log"))
     answer.diagnoses[0].command = "python t.py"
