@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from raydebug.protocol import messages
 from raydebug.protocol.listings import ListedStacks
-from raydebug.protocol.questions import OpenReward, OpenSample, TrainingWords
 from raydebug.protocol.records import OpenCall
 from raydebug.render import command
 from raydebug.stacks.graph import CREATION, Graph, Node, Path
