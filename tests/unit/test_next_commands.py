@@ -155,12 +155,12 @@ def test_of_a_failed_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, snapsh
 TRIED = [
     WELL,
     replace(WELL, code=1),
-    replace(WELL, code=1, cluster=False, name="blue"),
+    replace(WELL, code=1, cluster=False),
     refused(Finding("command.batch", "error", "9 rows", "they do not divide", "8", {"data.train_batch_size": "8"})),
 ]
 
 
-@pytest.mark.parametrize("tried", TRIED, ids=lambda tried: f"{tried.code} {tried.name}")
+@pytest.mark.parametrize("tried", TRIED, ids=["well", "failed", "failed on its own cluster", "refused"])
 def test_of_a_try(tried: Any) -> None:
     """What `check` and `try` say to do next."""
     found = list(commands(next_steps(tried)))
