@@ -8,7 +8,7 @@ import re
 import pytest
 from test_failures import CASES, HEALTHY, say
 
-from raydebug.diagnose.answer import FAILURE, LoggedError, error_of
+from raydebug.diagnose.answer import FAILURE, LoggedError, error_of, headline
 from raydebug.diagnose.cause import USER_CODE, diagnose
 from raydebug.diagnose.events import EXCEPTION, read_events
 from raydebug.diagnose.read import Line, last_words, read_lines
@@ -230,8 +230,7 @@ def test_one_answer(name: str) -> None:
     assert answer.status == FAILURE
     first = answer.diagnoses[0]
     record = first.as_first_error()
-    certainty = "" if first.confidence == "exact" else f", {first.confidence}"
-    words = f"{record['title']} ({first.name}{certainty}); {record['cause']}"
+    words = "".join(headline(record))
     assert failure_lines(first)[0] == (record["cause"] if first.name == USER_CODE else words)
     assert f"First error{words}" in plain(run_page(read_document({**failed_run(), "first_error": record})))
     who = f"raised by {record['who']}" if record["kind"] != first.name else f"in {record['who']}"
