@@ -59,7 +59,8 @@ def as_pattern(shown: list[str]) -> re.Pattern[str]:
     for block in re.split(r"(?m)^\s*\.\.\.$", "\n".join(shown)):
         words = re.sub(r"raydebug-\d{6}-\w{6}", "JOB", " ".join(block.split()))
         words = words.replace("~/demo/", "FOLDER")
-        escaped = re.sub(r"\d+", r"\\d+", re.escape(words))
+        words = re.sub(r"\d+(, \d+)+", "1", words)  # as many processes as are there by then
+        escaped = re.sub(r"\d+", r"\\d+(,\\s+\\d+)*", re.escape(words))
         parts.append(escaped.replace("JOB", r"raydebug-\d{6}-\w{6}").replace("FOLDER", r"\S*").replace(r"\ ", r"\s+"))
     return re.compile(r"[\s\S]*?".join(parts))
 
@@ -84,7 +85,8 @@ def type_all(commands: list[Typed], folder: Path) -> None:
                 first.enter_context(in_first_terminal(command, log))
                 read_until(as_pattern(shown or ["job raydebug-112422-561d53: python"]), log)
                 continue
-            type_one(command, shown, PATIENCE_S if log.exists() else 0.0)
+            only_looks = command.startswith("raydebug stacks")
+            type_one(command, shown, PATIENCE_S if only_looks else 0.0)
             first.close()
 
 
@@ -107,11 +109,13 @@ def type_one(command: str, shown: list[str], patience_s: float) -> None:
     wanted, deadline = as_pattern(shown), time.monotonic() + patience_s
     while True:
         argv = ["bash", "-c", command]
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        printed = done.stdout + done.stderr
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        printed = done.stdout
         if wanted.search(printed):
             return
-        page = "\n".join(shown)
+        page = "\n".join(shown) + "".join(f"\n{log.name}: {log.read_text()}" for log in Path().glob("first.log"))
         assert time.monotonic() < deadline, f"{command}\nprinted\n{printed}\nand the page shows\n{page}"
         time.sleep(1.0)
 
