@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.diagnose.answer import NO_FAILURE, UNKNOWN
+from raydebug.diagnose.answer import LIKELY, NO_FAILURE, UNKNOWN
 from raydebug.diagnose.cause import diagnose
 from raydebug.diagnose.events import EXCEPTION, EXIT, FATAL, MENTION, PROGRESS, RECORD, SCHEDULER, Event, read_events
 from raydebug.diagnose.inputs import read_text
@@ -18,6 +18,7 @@ LEAST_EXACT = 0.97  # of the answers that are called exact, this share is right
 DOCS = Path(__file__).parents[2] / "docs" / "06-troubleshooting.md"
 PUBLIC = os.environ.get("FAILURE_LOGS")  # a folder of public logs, which are not part of this repository
 TRACE = 'Traceback (most recent call last):\n  File "/w/a.py", line 3, in f\n    raise ValueError("NCCL error")\n'
+PACKAGE_TRACE = TRACE.replace("/w/", "/x/site-packages/own/")
 
 
 def events(text: str) -> list[Event]:
@@ -81,6 +82,23 @@ def test_a_run_that_has_failed() -> None:
     assert diagnose(lines).status == NO_FAILURE
     assert diagnose(lines, has_failed=True).status == UNKNOWN
     assert diagnose([], has_failed=True).status == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{PACKAGE_TRACE}openai.InternalServerError: Error code: 500 - {{'error': 'CUDA out of memory'}}\n",
+        f"ERROR:sandbox:No module named 'numpy'\n{PACKAGE_TRACE}ValueError: x\n",
+        f"{PACKAGE_TRACE}huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error.\n",
+        "RuntimeError: CUDA error: unspecified launch failure\n",
+        "MemoryError\n",
+    ],
+)
+def test_likely(text: str) -> None:
+    """What another service says, what a program only tells, and an error of several causes leave another cause."""
+    (first, *_) = diagnose(read_text(text, "job.log"), has_failed=True).diagnoses
+    assert first.confidence == LIKELY
+    assert first.name != "user-code"
 
 
 @pytest.mark.parametrize("log", written_logs(), ids=lambda log: log.name)

@@ -45,10 +45,12 @@ FOLLOWERS = frozenset((
     *("LocalRayletDiedError", "EngineDeadError", "DistBackendError", "DistNetworkError", "BrokenPipeError"),
     *("ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "EOFError", "CancelledError"),
     *("KeyboardInterrupt", "SystemExit", "IncompleteReadError", "ServerDisconnectedError", "AioRpcError"),
-    *("ChildFailedError", "CalledProcessError", "InstantiationException"),
+    *("ChildFailedError", "CalledProcessError", "InstantiationException", "SignalException"),
     *("ProcessRaisedException", "ProcessExitedException"),  # torch.multiprocessing.spawn, of an error in a child
 ))  # fmt: skip
 _COMPLAINT = re.compile(r"\S{1,200}: (?:line )?\d+: ")  # of a shell; a script that goes on after one prints more
+# Exceptions of clients: they tell what another service, perhaps of another machine, has answered.
+_OF_CLIENTS = re.compile(r"(openai|anthropic|httpx|requests|redis|docker|kubernetes|botocore|sqlalchemy|grpc)\.")
 # Ray's words of a worker that has ended: ray 2.41-2.60 exceptions.py ActorDiedError, src/ray/raylet/node_manager.cc.
 _ENDED = re.compile(r"(?:class_name: (?P<name>\S+) .*)?\b(?:Worker PID|pid): (?P<pid>\d+)\b")
 
@@ -133,13 +135,15 @@ class _Run:
         for hit in hits:
             if hit.rule.role == EFFECT and not _is_quiet(hit):
                 began.setdefault(hit.event.line.source, hit.event.index)
+        explained = {hit.event for hit in hits}
+        own = self._own_error([event for event in self.raised if event not in explained])
         ranked = sorted(hits, key=lambda hit: self._weight(hit, began), reverse=True)
         diagnoses: list[Diagnosis] = []
         for hit in ranked:
             if all(hit.rule.name != diagnosis.name for diagnosis in diagnoses):
                 diagnoses.append(self._describe(hit, lines))
-        explained = {hit.event for hit in hits}
-        own = self._own_error([event for event in self.raised if event not in explained])
+                if own is not None and _is_told(hit.event):
+                    diagnoses[-1].confidence = LIKELY  # the program may have gone on after it
         if own is None and not hits:  # nothing tells of what the program has followed
             own = next((event for event in reversed(self.raised) if event.place and is_users(event.place[0])), None)
         if own is not None and self.has_failed and not any(self._beats(hit, own) for hit in hits):
@@ -173,7 +177,9 @@ class _Run:
         is_users_own = bool(own.frames) and is_users(own.frames[-1][0])
         if hit.rule.role != CAUSE:
             return not is_users_own and hit.rule.fatal and _is_fact(event) and event.index < own.first
-        return not is_users_own or (hit.rule.fatal and (_is_fact(event) or not is_uncaught(own)))
+        return not is_users_own or (
+            hit.rule.fatal and (not is_uncaught(own) or (_is_fact(event) and not _is_told(event)))
+        )
 
     def _is_past(self, event: Event) -> bool:
         return self.course.went_on(event) or self.course.is_handled(event)
@@ -249,7 +255,7 @@ class _Run:
         process = _process_of(hit)
         # The match leaves no other cause: it is one, and a fact of who must know it.
         is_sure = rule.rank >= EXACT_RANK and rule.role == CAUSE and rule.fatal and _is_fact(event)
-        is_sure = is_sure and not event.is_warning and not self._is_past(event)
+        is_sure = is_sure and not (event.is_warning or self._is_past(event) or _OF_CLIENTS.match(event.text))
         diagnosis = Diagnosis(
             rule.name, EXACT if is_sure else LIKELY, fill(rule.title), cause, fill(rule.fix), [event.line],
             process=process, error=error_of(lines, event, rule.name, process),
@@ -266,6 +272,12 @@ class _Run:
 def _is_fact(event: Event) -> bool:
     """Return whether an event is told in a form that only its kind has, and is not what a program prints."""
     return event.kind not in (RECORD, MENTION, PROGRESS) or event.level in LOUD or event.producer in FACTS
+
+
+def _is_told(event: Event) -> bool:
+    """Return whether a program tells of an event, and nothing shows that it ended there."""
+    is_record = event.kind in (RECORD, MENTION) or (event.level == "ERROR" and not event.frames)
+    return is_record and event.producer not in FACTS and event.level != "FATAL"
 
 
 def _is_quiet(hit: Hit) -> bool:

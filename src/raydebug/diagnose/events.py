@@ -35,7 +35,7 @@ SAMPLE_LINES = 500  # of one printed sample
 # Packages, compiled modules, and source trees of frameworks that are not installed as packages.
 LIBRARY = (
     r"site-packages|dist-packages|/lib/python|^<|\.pyx|\.pxi"
-    r"|/(?:ray|torch|vllm|verl|sglang|trl|openrlhf|slime|nemo_rl|transformers|datasets|accelerate|deepspeed|megatron"
+    r"|(?:^|/)(?:ray|torch|vllm|verl|sglang|trl|openrlhf|slime|nemo_rl|transformers|datasets|accelerate|deepspeed|megatron"
     r"|flash_attn|hydra|omegaconf)/"
 )
 _OF_PYTHON = re.compile(r"/lib/python3\.\d+/(?!(site|dist)-packages/)|^<")

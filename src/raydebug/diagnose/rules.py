@@ -199,10 +199,12 @@ def _of_frames() -> tuple[Rule, ...]:
 
 
 def _is_quoted(event: Event, match: re.Match[str], *, direct: bool) -> bool:
-    """Return whether a user's own exception only quotes what matches, or has it in a note: it is of something else."""
+    """Return whether a user's own exception is of something else: its words are the user's, quoted, or of a note."""
     if event.kind != EXCEPTION or not event.frames or not is_users(event.frames[-1][0]):
         return False
-    return not direct or any(
+    if not direct or "".join(event.code[-1:]).startswith("raise "):
+        return True
+    return any(
         quoted.start(2) <= match.start() and match.end() <= quoted.end(2) for quoted in _QUOTED.finditer(match.string)
     )
 
