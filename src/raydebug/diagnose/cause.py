@@ -131,6 +131,8 @@ class _Run:
         """Return the possible causes, the best first."""
         plain = self._plain_events()
         hits = [hit for hit in self.hits if self._counts(hit, plain)]
+        sure = {hit.event for hit in hits if hit.rule.role == CAUSE and hit.rule.fatal and hit.rule.rank >= EXACT_RANK}
+        hits = [hit for hit in hits if hit.event.is_wrapper or hit.event.inner not in sure]
         began: dict[str, int] = {}  # by log: its first effect
         for hit in hits:
             if hit.rule.role == EFFECT and not _is_quiet(hit):

@@ -18,8 +18,8 @@ LATE_STEPS = 2  # of other processes, that Ray may print after the end of the dr
 
 # What stands before an exception that is only reported: cpython 3.11 threading.py, atexit, asyncio, multiprocessing.
 TEARDOWN = re.compile(
-    r"Exception (ignored )?in |Error in (atexit|sys\.)|was never retrieved|^future: <Task|^Process \S+:$"
-    r"|[Ss]hut(ting)? ?down|[Tt]eardown"
+    r"Exception (ignored )?in |Error in (atexit|sys\.)|was never retrieved|^future: <Task"
+    r"|^Process (?!EngineCore|VllmWorker)\S+:$|[Ss]hut(ting)? ?down|[Tt]eardown"
 )
 # What programs say behind an end: wandb's summary, hints of hydra and torch, advice.
 _NOISE = re.compile(

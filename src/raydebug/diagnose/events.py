@@ -84,7 +84,7 @@ _WARNED = re.compile(r"(?:^|: )\w*Warning: |\bwarning: |^\W{0,2}(?:WARNING|WARN|
 _POD_EVENT = re.compile(r"^\s*(?:\S+ +)?(?P<type>Normal|Warning) +(?P<reason>[A-Z][A-Za-z]+) +(?P<text>\S.*)$")
 _WHO = (
     ("slurm", re.compile(r"^(?:slurmstepd|srun|sbatch|salloc|slurmctld)\b|^JobId=|^CANCELLED AT")),
-    ("docker", re.compile(r"^docker: |Error response from daemon|^Error: No such (?:image|container)|OCI runtime")),
+    ("docker", re.compile(r"^docker: |([Dd]ocker|response from) daemon|^Error: No such (image|container)|OCI runtime")),
     ("kubernetes", re.compile(r"^\s*(?:Reason|Message|Status|Last State): +\w|\bkubelet\b|^The node was low on")),
     (
         "shell",
