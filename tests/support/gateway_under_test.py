@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forked import Forked
+from raydebug.cluster.state import Remote
 from raydebug.cluster.up import choose_ports
 from raydebug.dap import DapSession
 from raydebug.protocol import wire
@@ -69,7 +70,7 @@ class GatewayUnderTest:
     dashboard: str = "http://127.0.0.1:9"
     token: str = TOKEN
     dashboard_token: str = TOKEN
-    remote: None = None
+    remote: Remote = field(default_factory=Remote)
     options: tuple[str, ...] = ()  # further ones of the gateway's command line
     run_on: Callable[..., list[str]] | None = None  # makes the argv that runs a program on another host
 
