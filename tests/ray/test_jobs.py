@@ -109,7 +109,7 @@ def test_follow_as_run_does(cluster: Cluster) -> None:
     wait_for(lambda: any(p["job"] == submission_id for p in fetch_pauses(cluster)), "the pause")
     (pause,) = (p for p in fetch_pauses(cluster) if p["job"] == submission_id)
     assert following.stderr is not None
-    assert any(f"next: raydebug attach {pause['id']} --name {cluster.name}" in line for line in following.stderr)
+    assert any(f"next: raydebug attach --name {cluster.name} {pause['id']}" in line for line in following.stderr)
     subprocess.run([str(RAYDEBUG), "attach", pause["id"], "--name", cluster.name, "-x", "c"], check=True, timeout=30,
                    stdin=subprocess.DEVNULL, capture_output=True)  # fmt: skip
     printed, _ = following.communicate(timeout=60)

@@ -118,4 +118,7 @@ def test_not_a_process_of_a_job(cluster):
     wrong = raydebug("attach", "--pid", "12x", "--name", cluster.name)
     assert three_lines(wrong, 2) == "error: --pid 12x names no process"
     both = raydebug("attach", "3", "--pid", "12", "--name", cluster.name)
-    assert three_lines(both, 2) == "error: --pid and --worker take one process and nothing else"
+    assert (
+        three_lines(both, 2)
+        == "error: --pid and --worker take one process and nothing else, --thread is of one of them"
+    )

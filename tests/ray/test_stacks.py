@@ -146,7 +146,7 @@ def test_hang_is_paused(run) -> None:
     job: Run = run("--hang-after", "6", "--on-hang", "pause", "--", "python", "hangs/planted.py", "poll")
     (pause,) = job.pauses(1)
     assert (pause["kind"], pause["function"]) == ("requested", "Actor.poll")
-    line = f"pid {pause['pid']} is paused: raydebug attach {pause['id']} --name {job.cluster.name}"
+    line = f"pid {pause['pid']} is paused: raydebug attach --name {job.cluster.name} {pause['id']}"
     wait_for(lambda: line in job.text, "the line about the pause", SETTLED_S, job)
 
 

@@ -13,8 +13,15 @@ import pytest
 
 from gateway_under_test import GatewayUnderTest, open_gateway
 from paused_programs import LIMIT_S, TRAINING, PausedProgram, Run
+from raydebug import render
 from raydebug.console.attach import attach_pause
 from raydebug.console.session import GatewayAddress
+
+
+@pytest.fixture(autouse=True)
+def no_cluster_is_named() -> None:
+    """What a verb suggests names no cluster of an earlier test."""
+    render.suggest_for("default")
 
 
 @pytest.fixture

@@ -479,17 +479,30 @@ def test_hostile_snapshots(content: bytes, cause: str, tmp_path: Path) -> None:
     assert not Path("/tmp/raydebug-was-here").exists()
 
 
-def test_snapshot_larger_than_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# In a process that has no freed memory to take first.
+READS = """
+import pathlib, sys
+from raydebug.errors import RaydebugError
+from raydebug.snapshot import gpu_memory
+gpu_memory.CGROUP = pathlib.Path(sys.argv[1])
+try:
+    gpu_memory.read_gpu_snapshot(pathlib.Path(sys.argv[2]))
+except RaydebugError as refused:
+    print(refused.cause)
+"""
+
+
+def test_snapshot_larger_than_the_free_memory(tmp_path: Path) -> None:
     """A snapshot takes no more memory than its cgroup has free, and is refused with the reason."""
     path = tmp_path / "large.pickle"
     path.write_bytes(pickle.dumps([[{"size": number}] for number in range(200_000)]))
-    monkeypatch.setattr("raydebug.snapshot.gpu_memory.CGROUP", tmp_path)
     (tmp_path / "memory.current").write_text("0\n")
     for limit, cause in ((str(2**21), "MemoryError: reading it takes more than 2 MiB"), ("max", "TypeError")):
         (tmp_path / "memory.max").write_text(limit)
-        with pytest.raises(RaydebugError) as refused:
-            read_gpu_snapshot(path)
-        assert cause in refused.value.cause
+        done = subprocess.run(
+            [sys.executable, "-c", READS, tmp_path, path], capture_output=True, text=True, check=False
+        )
+        assert cause in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(

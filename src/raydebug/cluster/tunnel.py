@@ -160,6 +160,7 @@ def _at(cluster: Cluster, ports: dict[str, int]) -> Cluster:
 def last_said(cluster: Cluster) -> str:
     """Return what the command said last; empty without one."""
     said = last_words(cluster.folder / LOG, 4) if cluster.remote.through else ""  # the last of them may be ENDED
+    said = " / ".join(dict.fromkeys(said.split(" / ")))  # each try says the same
     return too_old(said) or ("" if said.startswith("(") else said)
 
 
