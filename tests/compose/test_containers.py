@@ -68,6 +68,7 @@ def test_edit_is_seen_at_once(run, project):
 
 def test_outside_the_project(cluster, tmp_path):
     """A job from a folder outside the containers' mount is refused, with the mounted folder."""
+    (tmp_path / "x.py").touch()
     done = raydebug("run", "--name", cluster.name, "--", "python", "x.py", cwd=tmp_path)
     assert done.returncode == 2
     assert f"error: the containers of cluster '{cluster.name}' do not see {tmp_path}" in done.stderr
