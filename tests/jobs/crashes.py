@@ -50,6 +50,26 @@ class AsyncActor:
         boom(value)
 
 
+@ray.remote(num_cpus=0)
+class Rank:
+    def crash(self, until: float) -> None:
+        import os
+
+        os.environ["RANK"] = str(os.getpid())
+        time.sleep(max(0.0, until - time.time()))
+        try:
+            boom("many")
+        except ValueError:
+            ray.util.pdb._is_ray_debugger_post_mortem_enabled()  # as Ray does where an exception leaves a task
+
+
+def many(count: int) -> None:
+    ranks = [Rank.remote() for _ in range(count)]
+    ray.get([rank.__ray_ready__.remote() for rank in ranks])
+    until = time.time() + 2
+    ray.get([rank.crash.remote(until) for rank in ranks])
+
+
 def main(kind: str) -> None:
     ray.init()
     if kind == "driver":
@@ -59,6 +79,8 @@ def main(kind: str) -> None:
         time.sleep(1)
         ray.cancel(waiting)
         ray.get(waiting)
+    elif kind == "many":
+        many(int(sys.argv[2]))
     elif kind == "init":
         actor = Actor.remote(kind)  # before Ray 2.44 a handle has to be kept
         ray.get(actor.__ray_ready__.remote())

@@ -43,7 +43,7 @@ def test_ranks_that_crash_in_the_same_way(run):
     """`open --list` has one row for all ranks that crash in the same way."""
     job: Run = run("--", "python", "crashes.py", "many", "4")
     text = job.end(0, timeout_s=100)
-    found = re.search(r"raydebug open (raydebug-\S+)", text)
+    found = re.search(r"job (raydebug-\S+):", text)
     assert found, text
     done = raydebug("open", "--list", found[1])
     rows = [line for line in done.stdout.splitlines() if line[:2].strip().isdigit()]
