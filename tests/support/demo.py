@@ -275,7 +275,8 @@ class Demo:
         rows += [("training up to step 2", training.training_s), ("attach and look (whole command)", attach)]
         table = [[what, f"{seconds:.1f}"] for what, seconds in rows]
         table += [["pauses seen", str(self.pauses)], ["paused", f"{training.paused_s:.1f}"], ["exit", "0"]]
-        render.table("nox -s demo (seconds; time paused is not counted in the phases)", ["phase", "seconds"], table)
+        title = "nox -s demo (seconds; time paused is not counted in the phases)"
+        render.table(["phase", "seconds"], table, title=title)
 
 
 def show_command(arguments: tuple[str, ...]) -> None:
