@@ -14,6 +14,7 @@ from raydebug.cluster.state import Cluster
 from raydebug.runs.folder import SPANS, TASKS, load_run
 from raydebug.runs.timeline import read_recorded
 from raydebug.trace.lanes import groups_of
+from raydebug.trace.why import explain
 from runs import Run, raydebug, starting_runs, wait_for
 
 pytestmark = pytest.mark.timeout(180)
@@ -60,6 +61,88 @@ while not list_tasks(filters=[("name", "=", "Trainer.prepare"), ("state", "=", "
 ray.get(trainer.fit.remote())
 """
 
+SLOW_SPOTS = """
+import asyncio, time, ray
+import numpy as np
+from verl.utils.profiler.performance import marked_timer
+ray.init()
+SLOW_S = 2.0
+SPOTS = {spots}
+
+def nap(spot, where):
+    time.sleep(SLOW_S if spot == where else 0.02)
+
+@ray.remote
+class Replica:
+    def generate(self, spot, number):
+        nap(spot, f"replica {{number}}")
+
+@ray.remote
+class AgentLoopWorker:
+    async def generate(self, spot, number, replica):
+        samples = [{{"uid": f"u{{number}}{{n}}"}} for n in (0, 1)]
+        await asyncio.gather(*(self._run_agent_loop(spot, replica, kwargs=sample) for sample in samples))
+        nap(spot, f"tokenizer {{number}}")
+
+    async def _run_agent_loop(self, spot, replica, kwargs):
+        raw, mine = {{}}, kwargs["uid"] == "u10"
+        with marked_timer("generate_sequences", raw):
+            await replica.generate.remote(spot, kwargs["uid"][1])
+            await asyncio.sleep(SLOW_S if mine and spot == "one sample" else 0.02)
+        with marked_timer("compute_score", raw):
+            await asyncio.sleep(SLOW_S if mine and spot == "reward of one sample" else 0.02)
+
+@ray.remote
+class WorkerDict:
+    def __init__(self, rank):
+        self.rank = rank
+
+    def update_actor(self, spot):
+        nap(spot, f"rank {{self.rank}}")
+
+    def save_checkpoint(self, spot):
+        nap(spot, f"checkpoint {{self.rank}}")
+
+    def update_weights(self, spot):
+        nap(spot, f"weights {{self.rank}}")
+
+@ray.remote
+class Trainer:
+    def __init__(self):
+        self.global_steps = 0
+
+    def fit(self):
+        replicas = [Replica.options(max_concurrency=4).remote() for _ in range(2)]
+        agents = [AgentLoopWorker.remote() for _ in range(2)]
+        ranks = [WorkerDict.options(name=f"WorkerDict_0:{{n}}").remote(n) for n in range(2)]
+        ray.get([agent.generate.remote("", n, replicas[n]) for n, agent in enumerate(agents)])
+        for self.global_steps, spot in enumerate(SPOTS, 1):
+            raw = {{}}
+            with marked_timer("step", raw):
+                nap(spot, "loader")
+                with marked_timer("gen", raw):
+                    ray.get([agent.generate.remote(spot, n, replicas[n]) for n, agent in enumerate(agents)])
+                with marked_timer("old_log_prob", raw):
+                    nap(spot, "large object")
+                for name in ("update_actor", "save_checkpoint", "update_weights"):
+                    with marked_timer(name, raw):
+                        ray.get([getattr(rank, name).remote(spot) for rank in ranks])
+
+trainer = Trainer.remote()
+ray.get(trainer.fit.remote())
+time.sleep(3)  # the workers report their tasks each second
+"""
+WORDS = {
+    "loader": "the rest of the step",
+    "replica 1": ": generate waited .* s for Replica ",
+    "tokenizer 0": ": generate waited .* s for AgentLoopWorker ",
+    "one sample": "for one sample [(]uid u10, generate, ",
+    "reward of one sample": "for one sample [(]uid u10, reward, ",
+    "large object": "old_log_prob took ",
+    "rank 1": "update_actor waited .* s for WorkerDict rank 1 ",
+    "checkpoint 0": "save_checkpoint waited .* s for WorkerDict rank 0 ",
+    "weights 1": "update_weights waited .* s for WorkerDict rank 1 ",
+}
 """By slow spot, a pattern of the answer to why its step was slow."""
 
 
@@ -85,6 +168,19 @@ def test_a_job_leaves_its_trace(train: Callable[..., Run]) -> None:
     assert found["phases"] == ["step 1", "gen", "step 2", "gen"]
     assert "Trainer.prepare" in found["Ray tasks"]
     assert recorded.notes == []
+
+
+@pytest.mark.long
+def test_why_of_each_slow_spot(train: Callable[..., Run], tmp_path: Path) -> None:
+    """A step that was slow for one reason is explained by its phase, and by the sample or the process that it was."""
+    spots = [spot for name in WORDS for spot in ("", "", name)]
+    (tmp_path / "train.py").write_text(SLOW_SPOTS.format(spots=[*spots, "", ""]))
+    train().end()
+    recorded = read_recorded(load_run())
+    said = {name: explain(recorded, 3 * (number + 1)).text for number, name in enumerate(WORDS)}
+    wrong = {name: text for name, text in said.items() if not re.search(WORDS[name], text)}
+    assert not wrong, "\n".join(wrong.values())
+    assert "no more than its neighbours" in explain(recorded, 7).text
 
 
 def test_trace_while_it_runs(train: Callable[..., Run], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from raydebug.check import config as config_rules
 from raydebug.check import train
 from raydebug.check.model_fit import Estimate, estimate
 from raydebug.check.model_fit import judge as judge_fit
+from raydebug.check.probes.plan import require_plain_files
 from raydebug.check.stages import Fixed, apply_fixes
 from raydebug.check.target import NoAnswer, Target, facts_of, find_target
 from raydebug.cluster.runner import LocalRunner
@@ -264,3 +266,22 @@ def test_fixes_are_applied() -> None:
     )  # fmt: skip
     assert apply_fixes(before, []) == before
     assert apply_fixes(after, findings[:1]) == after
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "too long", "a folder"])
+def test_a_model_whose_config_is_no_text(kind: str, tmp_path: Path) -> None:
+    """A pipe, a device or a text without end in a model's folder is named, and not read."""
+    (tmp_path / "tokenizer.json").symlink_to(tmp_path / "nowhere")  # a link to nothing is for transformers to name
+    config = tmp_path / "config.json"
+    if kind == "a pipe":
+        os.mkfifo(config)
+    elif kind == "a device":
+        config.symlink_to("/dev/zero")
+    elif kind == "a folder":
+        config.mkdir()
+    else:
+        config.touch()
+        os.truncate(config, 2**31)
+    with pytest.raises(RaydebugError, match=r"config\.json cannot be read"):
+        require_plain_files(tmp_path)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from raydebug.cluster.compose.container_user import UNUSED_IDS, choose_user, first_unused, has_account, ids_of_processes
+from raydebug.errors import RaydebugError
 
 NOBODYS = 61183  # the last of the range
 
@@ -52,11 +53,18 @@ def test_unused_id_for_a_project_of_root(monkeypatch):
 
 
 def test_taken_ids_are_passed_over():
-    """An id with an account or a process is passed over, across the end of the range."""
+    """An id with an account or a process is passed over, across the end of the range; with none left it is an error."""
     first = first_unused("default", lambda one: False)
     second = first_unused("default", lambda one: one == first)
     assert second == (first + 1 if first != UNUSED_IDS[-1] else UNUSED_IDS[0])
     assert first_unused("default", lambda one: one != UNUSED_IDS[0]) == UNUSED_IDS[0]
+    with pytest.raises(RaydebugError) as failure:
+        first_unused("default", lambda one: True)
+    assert str(failure.value) == (
+        "error: there is no unused user id for the containers\n"
+        "cause: accounts or processes of this machine have all of 60706 to 61183\n"
+        "fix: give the project's folder to a user of its own: `chown -R USER .`; the containers run as its owner then"
+    )
 
 
 def test_what_counts_as_taken():

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 import build_twice
-from raydebug.cluster.compose.image import image_argv
+from raydebug.cluster.compose.image import image_argv, why_not_reproducible
 from raydebug.settings.flavours import read_lock
 from runs import raydebug, three_lines
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("env", "Dockerfile")
 PROGRAM = build_twice.load()
 SLIM = build_twice.load("slim-environment")
 
@@ -37,11 +38,13 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-INFO = json.dumps({"DockerRootDir": "/nowhere"})  # the part of `docker info` that is read
+def info(version: str) -> str:
+    """Return the part of `docker info` that is read."""
+    return json.dumps({"ServerVersion": version, "DockerRootDir": "/nowhere"})
 
 
 def image(
-    checkout: Path, info: str = INFO, *, code: int = 0, build: int = 0, inspect: int = 0, said: str = "",
+    checkout: Path, info: str = info("26.1.5"), *, code: int = 0, build: int = 0, inspect: int = 0, said: str = "",
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Run `raydebug image` where the docker command answers so."""
@@ -77,7 +80,16 @@ def test_flash_attn_can_be_left_out() -> None:
     assert "FLASH_ATTN=0" not in image_argv("core", lock, {"FLASH_ATTN": "0"}, [])
 
 
-@pytest.mark.parametrize(("printed", "code"), [("", 1), ("{}", 0), ("no JSON", 0)])
+def test_engine_too_old_for_reproducible_images(checkout: Path) -> None:
+    """An engine too old for reproducible images is named, and builds all the same."""
+    done = image(checkout, info("20.10.24+dfsg1"))
+    assert done.returncode == 0
+    assert "engine 20.10.24+dfsg1 is older than 24" in done.stderr
+    assert "--provenance" not in done.stderr
+    assert why_not_reproducible({"ServerVersion": "24.0.2"}) is None
+
+
+@pytest.mark.parametrize(("printed", "code"), [("", 1), ("{}", 0), ('{"ServerVersion": ""}', 0), ("no JSON", 0)])
 def test_no_engine(checkout: Path, printed: str, code: int) -> None:
     """Without an engine the error says how to get one, exit code 5."""
     done = image(checkout, printed, code=code)

@@ -73,10 +73,15 @@ def test_stale(lock: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "cause"),
     [
+        (lambda text: b"", "line 1: it is empty"),
+        (lambda text: b"\n \n", "line 1: it is empty"),
+        (lambda text: b"\xef\xbb\xbf" + text, "line 1: it has a byte order mark"),
+        (lambda text: text.replace(b"\n", b"\r\n"), "line 1: it has a CR line end"),
+        (lambda text: text.replace(b"ray==", b"r\0y=="), "line 8: it has a NUL byte"),
         (lambda text: text.replace(b"ray==", b"r\xffy=="), "line 8: byte 0xff is not UTF-8"),
         (lambda text: b"#" * (LOCK_BYTES_MAX + 1), "more than the 4194304 that a file of pins may have"),
     ],
-    ids=["latin-1", "huge"],
+    ids=["empty", "blank", "BOM", "CRLF", "NUL", "latin-1", "huge"],
 )
 def test_not_plain_text(lock: Path, spoil: object, cause: str) -> None:
     """A lock that is no plain text is refused with the line, before any of it is used."""
@@ -99,9 +104,6 @@ def test_not_plain_text(lock: Path, spoil: object, cause: str) -> None:
         ("# flavour: core", "# flavor: core"),
         ("# raydebug lock", "\t# raydebug lock"),
         (BODY, ""),
-        ("\n", "\r\n"),
-        ("ray==", "r\0y=="),
-        ("# raydebug lock", "\ufeff# raydebug lock"),
     ],
 )
 def test_not_a_lock(lock: Path, old: str, new: str) -> None:

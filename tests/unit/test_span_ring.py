@@ -47,7 +47,7 @@ def clean() -> Iterator[None]:
 
 def said(**body: Any) -> SpansRecord:
     """Return what the process says, as the gateway reads it."""
-    return records.read(json.loads(json.dumps(spans.said_spans(body))), SpansRecord)  # type: ignore[arg-type]
+    return records.read(json.loads(json.dumps(spans.spans_since(body))), SpansRecord)  # type: ignore[arg-type]
 
 
 def test_the_end_of_a_step_says_its_spans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_an_answer_that_cannot_be_sent_is_lost_and_counted() -> None:
 
     channel: Any = SimpleNamespace(send=fail)
     asked = wire.request(1, "spans", {})
-    control_channel._ControlChannel._respond(channel, asked, spans.said_spans({}))
+    control_channel._ControlChannel._respond(channel, asked, spans.spans_since({}))
     assert said()["lost"] == MOST_AT_ONCE + 7
 
 

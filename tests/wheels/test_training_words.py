@@ -162,7 +162,7 @@ def test_the_hook_on_the_timers(version: str, release: Release) -> None:
             with getattr(made, name)("gen", raw):
                 pass
             assert raw.keys() == {"gen"}
-        assert [one["name"] for one in spans.said_spans({})["spans"]] == ["gen"] * len(timers)
+        assert [one["name"] for one in spans.spans_since({})["spans"]] == ["gen"] * len(timers)
     finally:
         spans._forget()
         spans.recorders.clear()

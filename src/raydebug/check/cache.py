@@ -21,9 +21,10 @@ import raydebug
 from raydebug.check.target import Target
 from raydebug.cluster.runner import NodeRunner
 from raydebug.findings import Finding
-from raydebug.settings.files import atomic_write, state_dir
+from raydebug.settings.files import atomic_write, read_json, state_dir
 
 KEPT_AT_MOST = 200
+RECORD_BYTES_MAX = 1024 * 1024
 HASHED_BYTES_MAX = 1024 * 1024
 # Variables of terminals and shells: they differ between windows and do not affect a training.
 OF_A_TERMINAL = (
@@ -59,8 +60,10 @@ class Cache:
         if self._fresh or isinstance(target.runner, NodeRunner):  # its files are not this machine's
             return None
         try:
-            said = json.loads(self._file(target, stage).read_text(encoding="utf-8"))
-            record = Record(said["at"], said["seconds"], [Finding(**row) for row in said["findings"]], said["files"])
+            stored = read_json(self._file(target, stage), bytes_max=RECORD_BYTES_MAX, what="a record of a check")
+            record = Record(
+                stored["at"], stored["seconds"], [Finding(**row) for row in stored["findings"]], stored["files"]
+            )
         except (OSError, ValueError, TypeError, KeyError, AssertionError):
             return None
         unchanged = all(fingerprint(target.runner.here(name)) == mark for name, mark in record.files.items())
@@ -72,10 +75,10 @@ class Cache:
             return
         files = {name: fingerprint(target.runner.here(name)) for name in sorted(set(read))}
         rows = [asdict(finding) for finding in findings]
-        said = {"at": time.time(), "seconds": seconds, "findings": rows, "files": files}
+        record = {"at": time.time(), "seconds": seconds, "findings": rows, "files": files}
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            atomic_write(self._file(target, stage), json.dumps(said))
+            atomic_write(self._file(target, stage), json.dumps(record))
             records = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
             for path in records[KEPT_AT_MOST:]:
                 path.unlink(missing_ok=True)

@@ -17,6 +17,8 @@ from typing import Any, BinaryIO
 
 # The list of what an image has, CycloneDX 1.6; env/sbom.py writes it where the image is built.
 IMAGE_SBOM = Path("/opt/raydebug/sbom.cdx.json")
+# What no editor shows: each of them makes a line mean another thing than it says.
+HIDDEN = ((b"\xef\xbb\xbf", "a byte order mark"), (b"\0", "a NUL byte"), (b"\r", "a CR line end"))
 
 
 def state_dir() -> Path:
@@ -50,6 +52,26 @@ class NotPlainText(ValueError):
         super().__init__(cause if line is None else f"line {line}: {cause}")
         self.cause = cause
         self.line = line
+
+
+def read_plain(path: Path, *, bytes_max: int, what: str) -> str:
+    """Return the text of a file that holds something and nothing hidden.
+
+    Args:
+        path: the file.
+        bytes_max: a larger file is not read.
+        what: what the file is, for the error: `a file of pins`.
+
+    Raises:
+        NotPlainText: missing, no regular file, a loop of links, empty, too big, not UTF-8, or with something hidden.
+    """
+    raw = read_bounded(path, bytes_max=bytes_max, what=what)
+    if not raw.strip():
+        raise NotPlainText("it is empty", 1)
+    for unwanted, name in HIDDEN:
+        if (at := raw.find(unwanted)) >= 0:
+            raise NotPlainText(f"it has {name}", line_of(raw, at))
+    return decode(raw)
 
 
 def read_bounded(path: Path, *, bytes_max: int, what: str) -> bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from raydebug import __version__
 from raydebug.errors import RaydebugError, UsageError
-from raydebug.settings.files import NotPlainText, decode, environment_dir, read_bounded
+from raydebug.settings.files import NotPlainText, environment_dir, read_plain
 
 FLAVOURS = ("core", "cpu", "cuda", "cuda-verl04")
 GPU_FLAVOURS = ("cuda", "cuda-verl04")  # their containers get the host's NVIDIA GPUs
@@ -148,8 +148,8 @@ def read_lock(path: Path) -> Lock:
     """Read a lock.
 
     Raises:
-        RaydebugError: `lock.unreadable` (missing, too big, not UTF-8) or `lock.malformed` (not as `nox -s lock`
-            writes one).
+        RaydebugError: `lock.unreadable` (missing, empty, too big, not plain text) or `lock.malformed` (not as
+            `nox -s lock` writes one).
     """
     title, *lines = plain_text(path).removesuffix("\n").split("\n")
     header, body = lines[: len(HEADER_FIELDS)], lines[len(HEADER_FIELDS) :]
@@ -193,10 +193,10 @@ def plain_text(path: Path) -> str:
     """Return the text of a file of pins.
 
     Raises:
-        RaydebugError: `lock.unreadable`, it is missing, too big or not UTF-8.
+        RaydebugError: `lock.unreadable`, it is missing or is not plain text.
     """
     try:
-        return decode(read_bounded(path, bytes_max=LOCK_BYTES_MAX, what="a file of pins"))
+        return read_plain(path, bytes_max=LOCK_BYTES_MAX, what="a file of pins")
     except NotPlainText as error:
         raise unreadable(path, str(error)) from error
 

@@ -40,7 +40,7 @@ ANSWERED_BY = {
     "save-pause": "crashes:save_pause",
     "breaks": "control_channel:change_breaks",
     "node": "last_words:describe_node",
-    "spans": "spans:said_spans",
+    "spans": "spans:spans_since",
 }
 """By question: module and function, imported at the first use. The function gets the body and returns the answer.
 

@@ -147,7 +147,7 @@ def say_spans() -> None:
         said: SpansRecord = {}
 
         def words(said: SpansRecord = said) -> SpansRecord:
-            said.update(ring.said_spans({}))
+            said.update(ring.spans_since({}))
             return said
 
         if not say(words, messages.LAST_SPANS):

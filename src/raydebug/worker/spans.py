@@ -203,7 +203,7 @@ def has_spans() -> bool:
     return bool(_ring)
 
 
-def said_spans(body: SpansBody) -> SpansRecord:
+def spans_since(body: SpansBody) -> SpansRecord:
     """Return spans that were not returned before, oldest first, with the time that it is here."""
     global _said
     found: list[SpanRecord] = []

@@ -36,6 +36,8 @@ VARIABLES = (
     *("TORCHDYNAMO_DISABLE", "HF_HOME", "WANDB_MODE", "TRANSFORMERS_OFFLINE"),
 )
 PREFIXES = ("VLLM_", "NCCL_", "GLOO_", "CUDA_", "HF_HUB_", "RAY_DEBUG", "VERL_", "PYTORCH_")
+_LEAST = re.compile(r" ?\(?>= ?(\d+(?:\.\d+)*)\)?")
+_RELEASE = re.compile(r"\d+(?:\.\d+)*")
 SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface, in a sockaddr_in behind its name
 SMI_TIMEOUT_S = 20.0  # without persistence mode the driver loads first
 GPU_FIELDS = "index,name,driver_version,compute_cap,memory.total,memory.used,uuid"
@@ -126,24 +128,42 @@ def _read(metadata: Path) -> Package:
 
 
 def _conflicts(found: dict[str, Package]) -> list[dict[str, str]]:
-    """Return the requirements of packages that other packages do not meet, of those that are looked at."""
+    """Return the requirements of packages that other packages do not meet."""
+    versions = {normal(name): one.version for name, one in found.items()}
+    open_demands = {name: [line for line in one.demands if not _is_met(line, versions)] for name, one in found.items()}
+    if not any(open_demands.values()):
+        return []
     try:
         from packaging.requirements import InvalidRequirement, Requirement  # 25 ms
     except ImportError:
         return []
-    versions = {normal(name): one.version for name, one in found.items()}
     conflicts = []
-    for name, one in found.items():
-        for line in one.demands:
-            if (of := normal(re.split(r"[^\w.-]", line, maxsplit=1)[0])) not in versions:
-                continue
+    for name, lines in open_demands.items():
+        for line in lines:
             with contextlib.suppress(InvalidRequirement):
-                needed, has = Requirement(line), versions[of]
-                is_met = needed.specifier.contains(has, prereleases=True)
-                if not is_met and (needed.marker is None or needed.marker.evaluate({"extra": ""})):
-                    needs = f"{needed.name}{needed.specifier}"
-                    conflicts.append({"package": name, "needs": needs, "of": needed.name, "has": has})
+                needed = Requirement(line)
+                has = versions[normal(needed.name)]
+                if needed.specifier.contains(has, prereleases=True):
+                    continue
+                if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                    conflicts.append(
+                        {"package": name, "needs": f"{needed.name}{needed.specifier}", "of": needed.name, "has": has}
+                    )
     return conflicts
+
+
+def _is_met(demand: str, versions: dict[str, str]) -> bool:
+    """Return whether a requirement certainly holds: of no package that is looked at, or `NAME>=1.2` of a newer one."""
+    name = re.split(r"[^\w.-]", demand, maxsplit=1)[0]
+    has = versions.get(normal(name))
+    if has is None:
+        return True
+    least = _LEAST.fullmatch(demand.removeprefix(name))
+    return least is not None and _RELEASE.fullmatch(has) is not None and _numbers(has) >= _numbers(least[1])
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
 
 
 def _in_user_site(found: dict[str, Package]) -> list[str]:

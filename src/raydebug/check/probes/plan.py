@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.check.probes import Facts
+from raydebug.errors import UsageError
 from raydebug.protocol import variables as variable_names
 from raydebug.trainers.checks import Checks
 from raydebug.trainers.config import CannotCompose, Composed, TrainingConfig, first_missing
@@ -22,6 +24,7 @@ from raydebug.trainers.verl.checks import ASKED, PpoChecks, rules_of
 _FOLDERS, _DEPTHS = ("--config-path", "-cp", "--config-dir", "-cd"), ("*.yaml", "*/*.yaml", "*/*/*.yaml")
 
 SOURCES_MAX = 500
+TEXTS, TEXT_BYTES_MAX = ("*.json", "*.jinja", "*.txt"), 256 * 1024**2  # of a model; tokenizer.json has up to 40 MiB
 # What a package of verl imports first. Source: verl 0.9.1 __init__.py, protocol.py.
 VERDICT_NEEDS = ("verl", "ray", "torch", "tensordict", "transformers")
 NOT_OWN = {"site-packages", "node_modules", "__pycache__"}
@@ -119,7 +122,29 @@ def compose(request: Facts) -> Plan:
         command = [*command[: program.arguments_at], *applied.settings.command.arguments]
     checks = checks_of(program.trainer, program.name)
     composed = checks.compose(program, command, folder=Path.cwd(), search=search)
-    return Plan(program, checks, composed, TrainingConfig(composed.values, checks.keys_of(composed.values)))
+    config = TrainingConfig(composed.values, checks.keys_of(composed.values))
+    for word in ("model", "tokenizer"):
+        require_plain_files(Path(str(config.get(word))).expanduser())
+    return Plan(program, checks, composed, config)
+
+
+def require_plain_files(folder: Path) -> None:
+    """Refuse a model whose texts are a pipe, a device or without end: transformers would read on until memory ends.
+
+    Raises:
+        RaydebugError: names the first.
+    """
+    for file in sorted(path for ending in TEXTS for path in folder.glob(ending) if path.exists()):
+        about = file.stat()
+        if stat.S_ISREG(about.st_mode) and about.st_size <= TEXT_BYTES_MAX:
+            continue
+        much = f"it has {about.st_size:,} bytes, and no tokenizer has more than {TEXT_BYTES_MAX:,}"
+        raise UsageError(
+            f"{file} cannot be read",
+            cause=much if stat.S_ISREG(about.st_mode) else "it is not a regular file",
+            fix="look at what it is; download the model again",
+            code="model.not-plain",
+        )
 
 
 def load_tokenizer(config: TrainingConfig) -> Any:

@@ -12,6 +12,8 @@ import pwd
 from collections.abc import Callable
 from pathlib import Path
 
+from raydebug.errors import Exit, RaydebugError
+
 # No distribution and no program assigns these. Source: https://systemd.io/UIDS-GIDS (table "Summary").
 UNUSED_IDS = range(60706, 61184)
 
@@ -21,6 +23,9 @@ def choose_user(name: str, project: Path) -> tuple[int, int]:
 
     A user's containers run as that user. Root's run as the owner of the project, or, where that is root too, as an id
     that no account on this machine has. The same name gets the same unused id again: its caches stay writable.
+
+    Raises:
+        RaydebugError: root's project belongs to root, and every id of the range is taken (exit 3).
     """
     caller = (os.getuid(), os.getgid())
     if caller[0]:
@@ -34,10 +39,23 @@ def choose_user(name: str, project: Path) -> tuple[int, int]:
 
 
 def first_unused(name: str, is_taken: Callable[[int], bool]) -> int:
-    """Return the first free id of the range, from a place on that depends on the name."""
+    """Return the first free id of the range, from a place on that depends on the name.
+
+    Raises:
+        RaydebugError: none is free (exit 3).
+    """
     start = int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(UNUSED_IDS)
-    ids: list[int] = [*UNUSED_IDS[start:], *UNUSED_IDS[:start]]
-    return next(number for number in ids if not is_taken(number))
+    for step in range(len(UNUSED_IDS)):
+        candidate = UNUSED_IDS[(start + step) % len(UNUSED_IDS)]
+        if not is_taken(candidate):
+            return candidate
+    raise RaydebugError(
+        "there is no unused user id for the containers",
+        cause=f"accounts or processes of this machine have all of {UNUSED_IDS[0]} to {UNUSED_IDS[-1]}",
+        fix="give the project's folder to a user of its own: `chown -R USER .`; the containers run as its owner then",
+        code="user.none-unused",
+        exit_code=Exit.TAKEN,
+    )
 
 
 def has_account(number: int) -> bool:

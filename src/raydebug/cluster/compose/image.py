@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from raydebug import process, render
 from raydebug.cluster.compose.preflight import engine_folder, free_bytes
@@ -18,6 +19,9 @@ from raydebug.settings.flavours import Lock, read_lock, require_flavour
 # The build's own variables (.env.example): a base, a folder of wheels, a private CA, the way to a package index.
 BASE_IMAGE, WHEELS, EXTRA_CA, PACKAGE_ENV = "BASE_IMAGE", "WHEELS", "EXTRA_CA_FILE", "PACKAGE_ENV_FILE"
 FLASH_ATTN = "FLASH_ATTN"  # 0: flavour cuda without it
+# The first engine with BuildKit 0.11: it takes an image's own times from SOURCE_DATE_EPOCH, and leaves those of folders
+# in which it mounts as they were; ci/fixed-times sets those of files. Source: BuildKit 0.11 docs/build-repro.md.
+OLDEST_REPRODUCIBLE = 24
 # Free space of the engine's disk below which that is why a build failed.
 FULL_BYTES = 1024**3
 # GPU generations, by compute capability, that flash-attn has kernels for. Source: flash-attn 2.8.3 setup.py.
@@ -101,18 +105,19 @@ def build_image(
             code="engine.no-buildx",
             exit_code=Exit.NO_ENGINE,
         ) from failure
-    engine_data = "" if dry_run else _engine_data()
+    told = {} if dry_run else _ask_engine()
+    obstacle = None if dry_run else why_not_reproducible(told)
+    if obstacle:
+        render.say(f"note: the digest will differ from build to build, the files will not: {obstacle}")
     archs = flash_attn_archs(list_gpus()[0]) if flavour == "cuda" else None
-    # From engine 24 (BuildKit 0.11) on an image's own times are SOURCE_DATE_EPOCH, and those of folders in which it
-    # mounts stay; ci/fixed-times sets those of files. A provenance has times of its own (docs/build-repro.md there).
-    extra = [*commit_arguments(source), "--provenance=false", *extra]
+    extra = [*commit_arguments(source), *([] if obstacle else ["--provenance=false"]), *extra]
     argv = image_argv(flavour, lock, os.environ, extra, archs)
     if dry_run:
         render.out(shlex.join(argv))
         return 0
     code = process.hand_over(argv, cwd=source)
     if code:
-        _explain_failure(engine_data, os.environ.get(BASE_IMAGE, ""))
+        _explain_failure(told, os.environ.get(BASE_IMAGE, ""))
     elif sbom is not None:
         copy_sbom(f"raydebug:{flavour}", sbom)
     return code
@@ -135,18 +140,24 @@ def copy_sbom(image: str, file: Path) -> None:
         process.run(["docker", "rm", container])
 
 
-def _engine_data() -> str:
-    """Return the engine's folder of data.
+def why_not_reproducible(told: Mapping[str, Any]) -> str | None:
+    """Return why this engine's images have another digest each time; None if they do not. Pure.
 
-    Raises:
-        RaydebugError: no engine answers.
+    `told` is output of `docker info --format '{{json .}}'`.
     """
+    version = str(told.get("ServerVersion"))
+    if int(version.partition(".")[0]) < OLDEST_REPRODUCIBLE:
+        return f"engine {version} is older than {OLDEST_REPRODUCIBLE}, and writes the time of the build into the image"
+    return None
+
+
+def _ask_engine() -> dict[str, Any]:
     try:
-        told = json.loads(process.run(["docker", "info", "--format", "{{json .}}"], timeout_s=20))
-        return str(told["DockerRootDir"])
+        told: dict[str, Any] = json.loads(process.run(["docker", "info", "--format", "{{json .}}"], timeout_s=20))
+        int(str(told["ServerVersion"]).partition(".")[0])
     except (process.CommandFailed, ValueError, KeyError) as error:
         cause = (
-            error.cause if isinstance(error, process.CommandFailed) else "`docker info` names no folder of an engine"
+            error.cause if isinstance(error, process.CommandFailed) else "`docker info` names no version of a server"
         )
         raise RaydebugError(
             "the Docker engine is not running",
@@ -155,11 +166,12 @@ def _engine_data() -> str:
             code="engine.unusable",
             exit_code=Exit.NO_ENGINE,
         ) from error
+    return told
 
 
-def _explain_failure(engine_data: str, base: str) -> None:
+def _explain_failure(told: Mapping[str, Any], base: str) -> None:
     """Say what a failed build's last lines do not: the engine's disk is full, or there is no such base."""
-    folder = engine_folder(engine_data, os.environ.get("DOCKER_HOST", ""))
+    folder = engine_folder(str(told.get("DockerRootDir") or ""), os.environ.get("DOCKER_HOST", ""))
     if folder and (have_bytes := free_bytes(folder)) < FULL_BYTES:
         raise TakenError(
             "the image cannot be built, and the disk of the Docker engine is full or almost",
