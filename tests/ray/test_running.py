@@ -120,5 +120,5 @@ def test_not_a_process_of_a_job(cluster):
     both = raydebug("attach", "3", "--pid", "12", "--name", cluster.name)
     assert (
         three_lines(both, 2)
-        == "error: --pid and --worker take one process and nothing else, --thread is of one of them"
+        == "error: --pid and --worker take one process and nothing else; --thread goes with one of them"
     )

@@ -145,6 +145,19 @@ def test_a_dashboard_that_is_away(dashboard: RayDashboard, verb: list[str]) -> N
         assert out == "line 2\n"
 
 
+@pytest.mark.parametrize("verb", ["job stop", "job wait", "job logs", "diagnose"])
+def test_an_id_that_is_none(dashboard: RayDashboard, verb: str) -> None:
+    """Whatever is given as a job's id, the dashboard is asked for that job alone, and the error has three lines."""
+    for given in ("x\x1b]0;PWN\x07", "../../api/v0/tasks", "a?b#c", "caf\udce9"):
+        argv = [sys.executable, "-m", "raydebug", *verb.split(), given]
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+        )
+        assert "itself failed" not in done.stderr, done.stderr
+        assert done.stderr.startswith("error: "), done.stderr
+    assert dashboard.stops == 0
+
+
 TRACEBACK = """\
 Traceback (most recent call last):
   File "/w/train.py", line 9, in update

@@ -204,9 +204,9 @@ def process_target(
         return None
     if (pid is None) == (worker is None) or any(other is not None for other in others):
         raise UsageError(
-            "--pid and --worker take one process and nothing else, --thread is of one of them",
+            "--pid and --worker take one process and nothing else; --thread goes with one of them",
             cause="an ID, `next`, `all`, --ranks and --job take pauses that are there",
-            fix="give one of them: raydebug attach --pid PID",
+            fix="raydebug attach --pid PID, or raydebug attach --pid PID --thread THREAD",
         )
     if pid is not None and not re.fullmatch(r"\d+(@\S+)?", pid):
         raise _no_process(f"--pid {pid}", "a process id is a number; on one of several nodes: 7311@172.18.0.3")

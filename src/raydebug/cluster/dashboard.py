@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from raydebug.cluster.known_folders import copies_on, with_local_names
 from raydebug.cluster.port_owner import stranger_at
@@ -354,7 +354,7 @@ class Dashboard:
 
     def job(self, submission_id: str) -> JobInfo:
         """Return a job's status, message and exit code."""
-        info: JobInfo = self._ask("GET", f"/api/jobs/{submission_id}", needs=NEEDED_OF_JOBS)
+        info: JobInfo = self._ask("GET", _path_of(submission_id), needs=NEEDED_OF_JOBS)
         return info
 
     def job_logs(self, submission_id: str) -> str:
@@ -362,15 +362,15 @@ class Dashboard:
 
     def raw_job_logs(self, submission_id: str, *, most_bytes: int = MOST_BYTES) -> str:
         """Return the log of a job's driver with the nodes' own names of files; a longer one than this is refused."""
-        path = f"/api/jobs/{submission_id}/logs"
+        path = f"{_path_of(submission_id)}/logs"
         return str(self._ask("GET", path, "logs", of=str, most_bytes=most_bytes))
 
     def stop_job(self, submission_id: str) -> None:
-        self._ask("POST", f"/api/jobs/{submission_id}/stop")
+        self._ask("POST", f"{_path_of(submission_id)}/stop")
 
     def delete_job(self, submission_id: str) -> None:
         """Remove a job that has ended from Ray's table."""
-        self._receive("DELETE", f"/api/jobs/{submission_id}")
+        self._receive("DELETE", _path_of(submission_id))
 
     def version(self) -> str:
         return str(self._ask("GET", "/api/version", "ray_version", of=str))
@@ -390,7 +390,7 @@ class Dashboard:
 
         import websockets
 
-        url = self.cluster.dashboard.replace("http", "ws", 1) + f"/api/jobs/{submission_id}/logs/tail"
+        url = self.cluster.dashboard.replace("http", "ws", 1) + f"{_path_of(submission_id)}/logs/tail"
         connection = await asyncio.to_thread(self._connect)
         how: dict[str, Any] = {"max_size": None, "proxy": None, "ping_interval": None, "compression": None}
         how["close_timeout"] = CLOSE_TIMEOUT_S
@@ -525,3 +525,8 @@ class Dashboard:
         if self.cluster.is_joined:
             return f"{self.cluster.repair}, with the token that Ray has now"
         return f"the token is not this cluster's: look at {self.cluster.token_file}"
+
+
+def _path_of(submission_id: str) -> str:
+    """Return the path of a job, whatever a user or another program calls it."""
+    return f"/api/jobs/{quote(submission_id, safe='', errors='surrogateescape')}"
